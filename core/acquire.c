@@ -1,0 +1,876 @@
+/* acquire.c -- handing a sandbox out: reuse -> reclaim -> lock -> discover -> create -> ready -> register.
+ *
+ * Nothing else hands out. The last step (install) checks, under the registry lock, everything that may have changed while
+ * I/O was under way: reservation, identity, generation, epoch, marks.
+ *
+ * Locks: the identity's turn for the whole of it, the id's turn (also across processes) from discovery on, the registry
+ * for moments. Failure paths: every step that has created something takes it back through fence.c before it fails.
+ */
+#include "core.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef enum found { FAILED = -1, NOTHING = 0, FOUND = 1 } found;
+
+typedef struct acq { /* one acquire; on its caller's stack */
+    pdk_runtime *rt;
+    const pdk_acquire_spec *spec;
+    pdk_identity who;
+    bool anonymous;            /* no thread: nothing can find it again */
+    char id[64];
+    char holder[200];          /* "" = none */
+    pdk_pack requirements;
+    bool has_turn;             /* the id's turn, across processes */
+    pdk_box *box;              /* the result */
+    pdk_error *err;
+} acq;
+
+typedef struct candidate { /* a sandbox under consideration; its facts as copied at one moment */
+    const char *source;
+    pdk_pack info;
+    pdk_pack capability;       /* after a probe */
+    uint64_t incarnation;      /* 0 = not tracked */
+    int64_t token;             /* that its guest has seen */
+    int holders;
+    double idle_seconds;
+    bool dirty, retry, checked; /* checked = health known to be good recently */
+} candidate;
+
+static void candidate_free(candidate *c)
+{
+    pdk_pack_free(&c->info);
+    pdk_pack_free(&c->capability);
+}
+#define AUTO_CANDIDATE __attribute__((cleanup(candidate_free))) candidate
+
+static found no_memory(acq *a)
+{
+    return (found)pdk_fail(a->err, PDK_E_NO_MEMORY, 0, "no memory to acquire %s", a->id);
+}
+
+static found deferred(acq *a, const char *reason, const char *why)
+{
+    pdk_fail_reason(a->err, PDK_E_REPLACEMENT_DEFERRED, reason, "sandbox %s must not be reused and %s; try again later", a->id, why);
+    pdk_error_set_id(a->err, a->id);
+    return FAILED;
+}
+
+static found collision(acq *a)
+{
+    pdk_fail(a->err, PDK_E_IDENTITY_COLLISION, 0,
+             "sandbox id %s belongs to another identity; policies/identity.lua must give each identity an id of its own", a->id);
+    pdk_error_set_id(a->err, a->id);
+    return FAILED;
+}
+
+static found being_destroyed(acq *a)
+{
+    pdk_fail(a->err, PDK_E_BEING_DESTROYED, 0, "sandbox %s is being torn down; try again", a->id);
+    pdk_error_set_id(a->err, a->id);
+    return FAILED;
+}
+
+/* ---- replacing a candidate ---- */
+
+static bool still_warm(const pdk_entry *e, void *ctx)
+{
+    (void)ctx;
+    return e->state == PDK_WARM;
+}
+
+/* Tears the candidate down so that the acquire can go on: NOTHING, or FAILED with why it cannot be replaced now. */
+static found replace(acq *a, const candidate *c, const char *reason, bool dead, const char *holders_reason)
+{
+    pdk_teardown td = { .id = a->id, .reason = reason, .ignore_holders = dead, .incarnation = c->incarnation,
+                        .dirty = c->dirty || c->retry };
+    if (c->incarnation == 0)
+        td.info = pdk_view_of(&c->info);
+    else if (strcmp(c->source, "warm") == 0)
+        td.still = still_warm;
+    switch (pdk_fence_teardown(a->rt, &td, a->err)) {
+    case PDK_TD_DONE:
+    case PDK_TD_REPLACED:
+        return NOTHING;
+    case PDK_TD_REFUSED:
+        if (strcmp(td.why, "taken") == 0 || strcmp(td.why, "gone") == 0)
+            return NOTHING;
+        if (strcmp(td.why, "holders") == 0)
+            return deferred(a, holders_reason, "others hold it");
+        if (strcmp(td.why, "used") == 0 && dead)
+            return NOTHING; /* the verdict was about metadata that has been replaced meanwhile (E6) */
+        return deferred(a, "teardown_refused", "its teardown was refused");
+    case PDK_TD_ERROR:
+        break;
+    }
+    if (a->err != NULL && a->err->kind == PDK_E_BACKEND_ERROR && strcmp(a->err->reason, "still_present") == 0)
+        pdk_error_become(a->err, PDK_E_REPLACEMENT_DEFERRED, "still_present", "sandbox %s cannot be replaced yet", a->id);
+    else if (a->err != NULL && a->err->kind == PDK_E_BACKEND_ERROR && strcmp(a->err->stage, "inspect") != 0 &&
+             strcmp(a->err->stage, "finish") != 0)
+        pdk_error_become(a->err, PDK_E_REPLACEMENT_DEFERRED, "quarantined", "sandbox %s could not be stopped", a->id);
+    return FAILED;
+}
+
+/* ---- the reuse policy ---- */
+
+static void put_identity(pdk_pack *p, pdk_mark *m, const pdk_identity *who)
+{
+    pdk_put_cstr(p, "identity");
+    m->count++;
+    pdk_mark id = pdk_begin_map(p);
+    pdk_kv_str(p, &id, "user", who->user, who->user_len);
+    pdk_kv_str(p, &id, "thread", who->thread, who->thread_len);
+    pdk_end(p, &id);
+}
+
+static int ask(acq *a, const candidate *c, pdk_verdict *verdict)
+{
+    PDK_AUTO_PACK ctx = PDK_NO_PACK;
+    pdk_view info = pdk_view_of(&c->info);
+    pdk_mark m = pdk_begin_map(&ctx);
+    pdk_kv_cstr(&ctx, &m, "source", c->source);
+    pdk_kv_view(&ctx, &m, "info", info);
+    pdk_put_cstr(&ctx, "attestation");
+    m.count++;
+    if (pdk_view_tag(pdk_view_get(info, "attestation")) == '{') {
+        pdk_put_view(&ctx, pdk_view_get(info, "attestation"));
+    } else { /* nothing attested is an empty table: a policy may index it */
+        pdk_mark none = pdk_begin_map(&ctx);
+        pdk_end(&ctx, &none);
+    }
+    pdk_kv_view(&ctx, &m, "requirements", pdk_view_of(&a->requirements));
+    put_identity(&ctx, &m, &a->who);
+    pdk_kv_cstr(&ctx, &m, "expected_id", a->id);
+    pdk_kv_int(&ctx, &m, "holders", c->holders);
+    pdk_kv_num(&ctx, &m, "idle_seconds", c->idle_seconds);
+    pdk_kv_view(&ctx, &m, "capability", pdk_view_of(&c->capability));
+    pdk_end(&ctx, &m);
+    if (ctx.failed)
+        return no_memory(a);
+    if (pdk_policy_decide(a->rt->policies, pdk_view_of(&ctx), verdict, a->err) < 0) {
+        pdk_error_set_id(a->err, a->id);
+        return -1;
+    }
+    return 0;
+}
+
+/* The policy's word, probes answered. Probing again and again is a fault of the policy. */
+static int decide(acq *a, candidate *c, pdk_verdict *verdict)
+{
+    for (int probes = 0;; probes++) {
+        if (ask(a, c, verdict) < 0)
+            return -1;
+        if (verdict->decision != PDK_PROBE)
+            return 0;
+        if (probes == 2)
+            return pdk_fail(a->err, PDK_E_POLICY_ERROR, 0, "reuse.decide asked for a third probe in one decision about %s", a->id);
+        PDK_AUTO_ERROR why = PDK_NO_ERROR;
+        if (pdk_engine_probe(a->rt, pdk_view_of(&a->requirements), &c->capability, &why) < 0) {
+            pdk_emit(a->rt, PDK_WARN, "probe_failed", a->id, NULL, NULL, &why);
+            pdk_mark m = (pdk_pack_reset(&c->capability), pdk_begin_map(&c->capability));
+            pdk_kv_bool(&c->capability, &m, "unknown", true);
+            pdk_end(&c->capability, &m);
+        }
+    }
+}
+
+static const char *text_or(const char *s, const char *otherwise)
+{
+    return s[0] != '\0' ? s : otherwise;
+}
+
+static found refused(acq *a, const pdk_verdict *v)
+{
+    pdk_fail_reason(a->err, PDK_E_UNVERIFIED, text_or(v->code, "refused"), "sandbox %s is not handed out: %s", a->id,
+                    text_or(v->message, "the reuse policy refuses it"));
+    pdk_error_set_id(a->err, a->id);
+    return FAILED;
+}
+
+static found policy_defers(acq *a, const pdk_verdict *v)
+{
+    return deferred(a, text_or(v->code, "incompatible"), text_or(v->message, "the reuse policy defers its replacement"));
+}
+
+/* Whether the tracked or discovered candidate may serve: FOUND = yes, NOTHING = it was taken down, FAILED. */
+static found examine(acq *a, candidate *c)
+{
+    if (c->retry || c->dirty) {
+        if (c->holders > 0)
+            return deferred(a, "holders", "others hold it");
+        return replace(a, c, "quarantined", false, "holders");
+    }
+    if (!c->checked) {
+        PDK_AUTO_ERROR why = PDK_NO_ERROR;
+        int alive = pdk_engine_alive(a->rt, pdk_view_of(&c->info), c->token, &why);
+        if (alive == 0)
+            return replace(a, c, "unhealthy", true, "holders");
+        if (alive < 0) /* unknown is not dead */
+            pdk_emit(a->rt, PDK_WARN, "health_unknown", a->id, pdk_info_str(pdk_view_of(&c->info), "generation"), NULL, &why);
+    }
+    pdk_verdict verdict;
+    if (decide(a, c, &verdict) < 0)
+        return FAILED;
+    switch (verdict.decision) {
+    case PDK_REUSE:
+        return FOUND;
+    case PDK_REPLACE:
+        pdk_emit(a->rt, PDK_INFO, "replacing", a->id, NULL, text_or(verdict.message, verdict.code), NULL);
+        if (c->holders > 0)
+            return deferred(a, "incompatible", "others hold it");
+        return replace(a, c, "replaced", false, "incompatible");
+    case PDK_DEFER:
+        return policy_defers(a, &verdict);
+    default:
+        return refused(a, &verdict);
+    }
+}
+
+/* ---- copying a tracked sandbox's facts ---- */
+
+static bool snapshot(pdk_runtime *rt, const pdk_entry *e, candidate *c) PDK_REQUIRES(rt->pool.registry)
+{
+    pdk_ns now = pdk_clock_now(rt->clock);
+    pdk_ns since = e->state == PDK_WARM ? e->parked_at : e->last_used;
+    c->source = e->state == PDK_WARM ? "warm" : "active";
+    c->incarnation = e->incarnation;
+    c->token = e->token;
+    c->holders = e->holder_count;
+    c->idle_seconds = since > 0 ? pdk_to_seconds(now - since) : 0;
+    c->dirty = pdk_entry_dirty(e);
+    c->retry = e->retry;
+    c->checked = rt->config.health_ttl > 0 && e->health_ok_at > 0 &&
+                 now - e->health_ok_at <= pdk_seconds(rt->config.health_ttl);
+    return pdk_pack_copy(&c->info, pdk_view_of(&e->info));
+}
+
+/* ---- handing out ---- */
+
+/* Binds the holder and makes the box: all that can fail for lack of memory. */
+static found make_box(pdk_runtime *rt, acq *a, pdk_entry *e, const char *source) PDK_REQUIRES(rt->pool.registry)
+{
+    const char *holder = a->holder[0] != '\0' ? a->holder : NULL;
+    bool fresh = holder != NULL && pdk_pool_holder(&rt->pool, holder) == NULL;
+    pdk_holder *h = holder == NULL ? NULL : pdk_pool_bind(&rt->pool, e, holder, true);
+    if (holder != NULL && h == NULL)
+        return no_memory(a);
+    a->box = pdk_box_new(rt, e, holder, source, true);
+    if (a->box != NULL)
+        return FOUND;
+    if (fresh)
+        pdk_pool_unbind(&rt->pool, h);
+    return no_memory(a);
+}
+
+static void note_use(pdk_runtime *rt, const acq *a, pdk_entry *e) PDK_REQUIRES(rt->pool.registry)
+{
+    e->park_asked |= a->holder[0] != '\0';
+    e->last_used = pdk_clock_now(rt->clock);
+    rt->pool.stats.acquires++;
+    if (e->heap_at == 0 && rt->config.idle_timeout > 0)
+        pdk_pool_set_due(&rt->pool, e, pdk_after(e->last_used, pdk_seconds(rt->config.idle_timeout)));
+    pdk_pool_check(&rt->pool);
+}
+
+static found hand_out_active(pdk_runtime *rt, acq *a, pdk_entry *e) PDK_REQUIRES(rt->pool.registry)
+{
+    found ok = make_box(rt, a, e, "active");
+    if (ok == FOUND)
+        note_use(rt, a, e);
+    return ok;
+}
+
+static bool lease_good(pdk_runtime *rt, const pdk_entry *e)
+{
+    pdk_ns margin = pdk_seconds(rt->config.ttl) / 10;
+    return e->lease_until > 0 && pdk_clock_now(rt->clock) < e->lease_until - margin;
+}
+
+/* Publishes ownership: intent, take, epoch. 1 = ours (*token, *epoch), 0 = a peer is destroying it, -1 = error. On 1 the
+ * intent stays until install or withdraw. */
+static int publish(acq *a, int64_t floor, int64_t *token, uint64_t *epoch, bool *changed)
+{
+    pdk_runtime *rt = a->rt;
+    pdk_ns before;
+    {
+        PDK_GUARD(rt->pool.registry);
+        pdk_entry *e = pdk_pool_entry(&rt->pool, a->id);
+        if (e == NULL)
+            return no_memory(a);
+        if (e->reserved != 0) {
+            pdk_entry_sweep(&rt->pool, e);
+            return being_destroyed(a);
+        }
+        e->intents++;
+        before = pdk_clock_now(rt->clock);
+    }
+    int rc = pdk_lease_take(rt->lease, a->id, floor, token, a->err);
+    PDK_GUARD(rt->pool.registry);
+    pdk_entry *e = pdk_pool_find(&rt->pool, a->id); /* the intent kept it */
+    if (rc == 1) {
+        *epoch = ++e->epoch;
+        e->lease = PDK_LEASE_OWN;
+        *changed = *token != e->token;
+        e->lease_until = pdk_after(before, pdk_seconds(rt->config.ttl));
+    } else {
+        e->intents--;
+        pdk_entry_sweep(&rt->pool, e);
+    }
+    return rc;
+}
+
+static void withdraw(acq *a, bool release_lease)
+{
+    pdk_runtime *rt = a->rt;
+    if (release_lease) {
+        PDK_AUTO_ERROR err = PDK_NO_ERROR;
+        if (pdk_lease_release(rt->lease, a->id, &err) < 0)
+            pdk_emit(rt, PDK_WARN, "lease_release_failed", a->id, NULL, "acquire failed", &err);
+    }
+    PDK_GUARD(rt->pool.registry);
+    pdk_entry *e = pdk_pool_find(&rt->pool, a->id);
+    if (e == NULL)
+        return;
+    if (release_lease) {
+        e->lease_until = 0;
+        e->lease = PDK_LEASE_NONE;
+    }
+    e->intents--;
+    pdk_entry_sweep(&rt->pool, e);
+}
+
+/* May this entry become the candidate's sandbox? FOUND, or why not. */
+static found admissible(acq *a, const pdk_entry *e, const candidate *c, uint64_t epoch)
+{
+    const char *gen = pdk_info_str(pdk_view_of(&c->info), "generation");
+    if (atomic_load(&a->rt->closing))
+        return (found)pdk_fail(a->err, PDK_E_CLOSED, 0, "the runtime is shutting down");
+    if (e->reserved != 0)
+        return being_destroyed(a);
+    if (e->has_identity && !a->anonymous && !pdk_entry_is(e, &a->who))
+        return collision(a);
+    if (e->epoch != epoch)
+        return deferred(a, "teardown_refused", "another acquire has published it meanwhile");
+    if (c->incarnation != 0)
+        return e->incarnation == c->incarnation && !e->retry ? FOUND : NOTHING;
+    if (e->retry && (gen == NULL || e->generation == NULL || strcmp(gen, e->generation) == 0))
+        return deferred(a, "quarantined", "a stop of it failed");
+    return FOUND;
+}
+
+/* The one place that hands out anything but an active sandbox. Consumes the intent when it succeeds. */
+static found install(acq *a, const candidate *c, pdk_client *client, int64_t token, uint64_t epoch)
+{
+    pdk_runtime *rt = a->rt;
+    PDK_GUARD(rt->pool.registry);
+    pdk_entry *e = pdk_pool_find(&rt->pool, a->id);
+    found ok = admissible(a, e, c, epoch);
+    if (ok != FOUND)
+        return ok;
+    if (!a->anonymous && !pdk_entry_set_identity(e, &a->who))
+        return no_memory(a);
+    if (c->incarnation == 0 && !pdk_entry_set_info(&rt->pool, e, pdk_view_of(&c->info), true))
+        return no_memory(a);
+    if (!pdk_pack_copy(&e->requirements, pdk_view_of(&a->requirements)))
+        return no_memory(a);
+    e->token = token;
+    if ((ok = make_box(rt, a, e, c->source)) != FOUND)
+        return ok;
+    pdk_client *old = e->client; /* none but on a sandbox adopted again; never left open */
+    e->client = client;
+    pdk_client_unref(old);
+    pdk_entry_move(&rt->pool, e, PDK_ACTIVE);
+    e->intents--;
+    e->retry = false;
+    e->health_ok_at = pdk_clock_now(rt->clock);
+    if (e->created_at == 0)
+        e->created_at = e->health_ok_at;
+    note_use(rt, a, e);
+    return FOUND;
+}
+
+/* Ownership is published: connect, fence, last checks, install. `fenced_with` is set once the guest knows the token. */
+static found admit(acq *a, candidate *c, int64_t token, uint64_t epoch, bool changed, int64_t *fenced_with)
+{
+    pdk_runtime *rt = a->rt;
+    pdk_client *client = NULL;
+    if (pdk_engine_connect(rt, pdk_view_of(&c->info), token, true, &client, a->err) < 0)
+        return FAILED;
+    found ok = FOUND;
+    if (rt->fenced && token != c->token) {
+        if (pdk_client_fence(rt, client, token, a->err) < 0)
+            ok = FAILED;
+        else
+            *fenced_with = token;
+    }
+    const char *gen = pdk_info_str(pdk_view_of(&c->info), "generation");
+    if (ok == FOUND && changed) { /* somebody else may have had it: what did they record? */
+        int quarantined = pdk_journal_has(rt->journal, a->id, gen, a->err);
+        if (quarantined != 0)
+            ok = quarantined < 0 ? FAILED : deferred(a, "quarantined", "it is quarantined");
+    }
+    if (ok == FOUND && strcmp(c->source, "discovered") == 0) {
+        pdk_verdict verdict;
+        if (decide(a, c, &verdict) < 0)
+            ok = FAILED;
+        else if (verdict.decision != PDK_REUSE)
+            ok = verdict.decision == PDK_REFUSE ? refused(a, &verdict) : policy_defers(a, &verdict);
+    }
+    if (ok == FOUND)
+        ok = install(a, c, client, token, epoch);
+    if (ok != FOUND)
+        pdk_client_close(rt, client, a->id, "acquire");
+    return ok;
+}
+
+/* Publishes ownership of the candidate and hands it out. NOTHING = a peer is destroying it, or it changed meanwhile. */
+static found enlist(acq *a, candidate *c, int64_t *fenced_with)
+{
+    pdk_runtime *rt = a->rt;
+    int64_t token = 0;
+    uint64_t epoch = 0;
+    bool changed = false;
+    int rc = publish(a, c->incarnation == 0 ? c->token : 0, &token, &epoch, &changed);
+    if (rc < 0)
+        return FAILED;
+    if (rc == 0) { /* dropped here without being stopped: its end is the peer's work */
+        PDK_GUARD(rt->pool.registry);
+        pdk_entry *e = pdk_pool_find(&rt->pool, a->id);
+        if (e != NULL && c->incarnation != 0 && e->incarnation == c->incarnation && e->state == PDK_WARM) {
+            pdk_entry_move(&rt->pool, e, PDK_ABSENT);
+            pdk_entry_sweep(&rt->pool, e);
+        }
+        return NOTHING;
+    }
+    found ok = admit(a, c, token, epoch, changed || c->incarnation == 0, fenced_with);
+    if (ok != FOUND)
+        withdraw(a, strcmp(c->source, "discovered") == 0); /* a created one's lease goes on until it is rolled back */
+    else
+        pdk_emit(rt, PDK_INFO, "acquired", a->id, pdk_info_str(pdk_view_of(&c->info), "generation"), c->source, NULL);
+    return ok;
+}
+
+/* ---- the steps ---- */
+
+/* The lease of an active sandbox has run out (a pause, a lost store): take it again before anybody uses it. */
+static found republish(acq *a, const candidate *c)
+{
+    pdk_runtime *rt = a->rt;
+    int64_t token = 0;
+    uint64_t epoch = 0;
+    bool changed = false;
+    int rc = publish(a, 0, &token, &epoch, &changed);
+    if (rc < 0)
+        return FAILED;
+    pdk_client *client = NULL;
+    bool gone = rc == 0;
+    {
+        PDK_GUARD(rt->pool.registry);
+        pdk_entry *e = pdk_pool_find(&rt->pool, a->id);
+        if (e == NULL || e->incarnation != c->incarnation)
+            client = NULL;
+        else if (gone) {
+            client = e->client;
+            e->client = NULL;
+            pdk_entry_move(&rt->pool, e, PDK_ABSENT);
+            pdk_entry_sweep(&rt->pool, e);
+        } else {
+            client = pdk_client_ref(e->client);
+        }
+    }
+    if (gone) {
+        pdk_client_close(rt, client, a->id, "lost to a peer");
+        return NOTHING;
+    }
+    found ok = client == NULL ? NOTHING : FOUND;
+    if (ok == FOUND && changed) {
+        int quarantined = pdk_journal_has(rt->journal, a->id, pdk_info_str(pdk_view_of(&c->info), "generation"), a->err);
+        if (quarantined != 0)
+            ok = quarantined < 0 ? FAILED : deferred(a, "quarantined", "it is quarantined");
+        else if (rt->fenced && pdk_client_fence(rt, client, token, a->err) < 0)
+            ok = FAILED;
+    }
+    pdk_client_unref(client);
+    PDK_GUARD(rt->pool.registry);
+    pdk_entry *e = pdk_pool_find(&rt->pool, a->id);
+    e->intents--;
+    if (ok == FOUND && e->incarnation == c->incarnation && e->epoch == epoch)
+        e->token = token;
+    pdk_entry_sweep(&rt->pool, e);
+    return ok;
+}
+
+/* E7, E8: the identity's active sandbox has another id than the policy now expects. */
+static found outdated(acq *a, const candidate *c, const char *old_id)
+{
+    if (c->holders > 0)
+        return deferred(a, "identity_outdated", "its predecessor under another id is still held");
+    char expected[64];
+    memcpy(expected, a->id, sizeof expected);
+    snprintf(a->id, sizeof a->id, "%s", old_id); /* replace() works on a->id */
+    found ok = replace(a, c, "identity_outdated", false, "identity_outdated");
+    memcpy(a->id, expected, sizeof expected);
+    return ok;
+}
+
+static found reuse_active(acq *a)
+{
+    pdk_runtime *rt = a->rt;
+    AUTO_CANDIDATE c = { .source = "active" };
+    char old_id[64] = "";
+    bool good = false;
+    if (a->anonymous)
+        return NOTHING;
+    {
+        PDK_GUARD(rt->pool.registry);
+        pdk_entry *e = pdk_pool_by_identity(&rt->pool, &a->who);
+        if (e == NULL || e->reserved != 0)
+            return NOTHING;
+        if (!snapshot(rt, e, &c))
+            return no_memory(a);
+        if (strcmp(e->id, a->id) != 0)
+            snprintf(old_id, sizeof old_id, "%s", e->id);
+        good = lease_good(rt, e);
+    }
+    if (old_id[0] != '\0')
+        return outdated(a, &c, old_id);
+    found ok = examine(a, &c);
+    if (ok == FOUND && !good)
+        ok = republish(a, &c);
+    if (ok != FOUND)
+        return ok;
+    PDK_GUARD(rt->pool.registry);
+    pdk_entry *e = pdk_pool_find(&rt->pool, a->id);
+    if (e == NULL || e->state != PDK_ACTIVE || e->incarnation != c.incarnation || e->reserved != 0 || e->retry)
+        return NOTHING;
+    if (!c.checked)
+        e->health_ok_at = pdk_clock_now(rt->clock);
+    rt->pool.stats.active++;
+    return hand_out_active(rt, a, e);
+}
+
+static found reclaim_warm(acq *a)
+{
+    pdk_runtime *rt = a->rt;
+    AUTO_CANDIDATE c = { .source = "warm" };
+    if (a->anonymous)
+        return NOTHING;
+    {
+        PDK_GUARD(rt->pool.registry);
+        pdk_entry *e = pdk_pool_find(&rt->pool, a->id);
+        if (e == NULL || e->state == PDK_ABSENT)
+            return NOTHING;
+        if (e->has_identity && !pdk_entry_is(e, &a->who))
+            return collision(a);
+        if (e->state != PDK_WARM || e->reserved != 0)
+            return NOTHING;
+        if (e->retry)
+            return deferred(a, "quarantined", "a stop of it failed");
+        if (!snapshot(rt, e, &c))
+            return no_memory(a);
+    }
+    found ok = examine(a, &c);
+    int64_t fenced_with = 0;
+    if (ok == FOUND)
+        ok = enlist(a, &c, &fenced_with);
+    if (ok == FOUND) {
+        PDK_GUARD(rt->pool.registry);
+        rt->pool.stats.warm++;
+    }
+    return ok;
+}
+
+/* A sandbox whose stop failed, or whose recycling did: once more, inline (K15). M7: if another generation has come, it is
+ * that one's turn. Also: nothing goes on while a teardown of the id is under way here. */
+static found retry_kept(acq *a)
+{
+    pdk_runtime *rt = a->rt;
+    AUTO_CANDIDATE c = { .source = "kept" };
+    {
+        PDK_GUARD(rt->pool.registry);
+        pdk_entry *e = pdk_pool_find(&rt->pool, a->id);
+        if (e == NULL)
+            return NOTHING;
+        if (e->reserved != 0)
+            return being_destroyed(a);
+        if (e->state == PDK_ABSENT)
+            return NOTHING;
+        if (e->has_identity && !a->anonymous && !pdk_entry_is(e, &a->who))
+            return collision(a);
+        if (!e->retry)
+            return NOTHING;
+        if (!snapshot(rt, e, &c))
+            return no_memory(a);
+    }
+    return examine(a, &c);
+}
+
+static found discover(acq *a)
+{
+    pdk_runtime *rt = a->rt;
+    AUTO_CANDIDATE c = { .source = "discovered", .checked = true };
+    if (a->anonymous)
+        return NOTHING;
+    int rc = pdk_engine_discover(rt, a->id, &c.info, a->err);
+    if (rc <= 0)
+        return rc < 0 ? FAILED : NOTHING;
+    pdk_view info = pdk_view_of(&c.info), who = pdk_view_get(info, "identity");
+    c.token = pdk_info_token(info);
+    if (pdk_view_tag(who) == '{') { /* the stored identity is compared before anything attaches */
+        size_t un = 0, tn = 0;
+        const char *u = pdk_view_str(pdk_view_get(who, "user"), &un), *t = pdk_view_str(pdk_view_get(who, "thread"), &tn);
+        if (u == NULL || t == NULL || un != a->who.user_len || tn != a->who.thread_len || memcmp(u, a->who.user, un) != 0 ||
+            memcmp(t, a->who.thread, tn) != 0)
+            return collision(a);
+    }
+    const char *gen = pdk_info_str(info, "generation");
+    int quarantined = pdk_journal_has(rt->journal, a->id, gen, a->err);
+    if (quarantined != 0)
+        return quarantined < 0 ? FAILED : deferred(a, "quarantined", "it is quarantined");
+    found ok = examine(a, &c);
+    int64_t fenced_with = 0;
+    if (ok == FOUND)
+        ok = enlist(a, &c, &fenced_with);
+    if (ok == FOUND) {
+        PDK_GUARD(rt->pool.registry);
+        rt->pool.stats.discovered++;
+    }
+    return ok;
+}
+
+/* ---- create ---- */
+
+static int build_spec(acq *a, pdk_pack *spec)
+{
+    PDK_AUTO_PACK ctx = PDK_NO_PACK, composed = PDK_NO_PACK, mounts = PDK_NO_PACK;
+    pdk_runtime *rt = a->rt;
+    pdk_view req = pdk_view_of(&a->requirements), options = pdk_view_of(&rt->config.options);
+    pdk_mark m = pdk_begin_map(&ctx);
+    put_identity(&ctx, &m, &a->who);
+    pdk_kv_cstr(&ctx, &m, "sandbox_id", a->id);
+    pdk_kv_view(&ctx, &m, "requirements", req);
+    pdk_end(&ctx, &m);
+    if (pdk_policy_compose(rt->policies, pdk_view_of(&ctx), &composed, a->err) < 0 ||
+        pdk_mounts_prepare(pdk_view_of(&composed), pdk_view_get(options, "mounts"), pdk_view_get(options, "mount_roots"), &mounts,
+                           a->err) < 0) {
+        pdk_error_set_id(a->err, a->id);
+        return -1;
+    }
+    m = pdk_begin_map(spec);
+    pdk_kv_cstr(spec, &m, "sandbox_id", a->id);
+    put_identity(spec, &m, &a->who);
+    pdk_kv_view(spec, &m, "mounts", pdk_view_of(&mounts));
+    static const char *const fields[] = { "env", "limits", "image", "network", "labels" };
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
+        pdk_kv_view(spec, &m, fields[i], pdk_view_get(req, fields[i]));
+    pdk_kv_view(spec, &m, "requirements", req);
+    pdk_end(spec, &m);
+    return spec->failed || ctx.failed ? no_memory(a) : 0;
+}
+
+/* What was created is taken back, under both fences; the first error stays the caller's. */
+static found roll_back(acq *a, candidate *c, const char *reason, int64_t fenced_with)
+{
+    PDK_AUTO_ERROR second = PDK_NO_ERROR;
+    pdk_teardown td = { .id = a->id, .reason = reason, .info = pdk_view_of(&c->info), .fenced_with = fenced_with, .full = true };
+    pdk_teardown_result r = pdk_fence_teardown(a->rt, &td, &second);
+    if (r != PDK_TD_DONE)
+        pdk_emit(a->rt, PDK_ERROR, "rollback_failed", a->id, pdk_info_str(td.info, "generation"),
+                 r == PDK_TD_REFUSED ? td.why : reason, r == PDK_TD_ERROR ? &second : NULL);
+    return FAILED;
+}
+
+static found settle(acq *a, candidate *c)
+{
+    pdk_runtime *rt = a->rt;
+    int64_t fenced_with = 0;
+    int ready = pdk_engine_ready(rt, pdk_view_of(&c->info), rt->config.ready_timeout, a->err);
+    if (ready <= 0) {
+        if (ready == 0) {
+            pdk_fail(a->err, PDK_E_UNREADY, 0, "sandbox %s was not ready within %g s", a->id, rt->config.ready_timeout);
+            pdk_error_set_stage(a->err, "acquire");
+        }
+        return roll_back(a, c, "unready", 0);
+    }
+    pdk_verdict verdict;
+    int quarantined = pdk_journal_has(rt->journal, a->id, pdk_info_str(pdk_view_of(&c->info), "generation"), a->err);
+    if (quarantined > 0)
+        deferred(a, "quarantined", "the engine answered its creation with a quarantined one");
+    if (quarantined != 0 || decide(a, c, &verdict) < 0)
+        return roll_back(a, c, "not_admitted", 0);
+    if (verdict.decision != PDK_REUSE) {
+        if (verdict.decision == PDK_REFUSE)
+            refused(a, &verdict);
+        else if (verdict.decision == PDK_DEFER)
+            policy_defers(a, &verdict);
+        else
+            deferred(a, "incompatible", text_or(verdict.message, "a fresh one does not meet the requirements either"));
+        return roll_back(a, c, "not_admitted", 0);
+    }
+    found ok = enlist(a, c, &fenced_with);
+    if (ok == NOTHING)
+        being_destroyed(a);
+    return ok == FOUND ? FOUND : roll_back(a, c, "not_registered", fenced_with);
+}
+
+static found create(acq *a)
+{
+    pdk_runtime *rt = a->rt;
+    AUTO_CANDIDATE c = { .source = "created", .checked = true };
+    PDK_AUTO_PACK spec = PDK_NO_PACK;
+    if (build_spec(a, &spec) < 0 || pdk_make_room(rt, a->err) < 0)
+        return FAILED;
+    found ok = FAILED;
+    if (pdk_engine_create(rt, pdk_view_of(&spec), a->id, &c.info, a->err) == 0) {
+        c.token = pdk_info_token(pdk_view_of(&c.info));
+        pdk_emit(rt, PDK_INFO, "created", a->id, pdk_info_str(pdk_view_of(&c.info), "generation"), NULL, NULL);
+        ok = settle(a, &c);
+    }
+    pdk_error_set_id(a->err, a->id);
+    pdk_room_done(rt);
+    if (ok == FOUND) {
+        PDK_GUARD(rt->pool.registry);
+        rt->pool.stats.created++;
+    }
+    return ok;
+}
+
+/* ---- the whole ---- */
+
+static found in_turn(acq *a)
+{
+    found ok = reuse_active(a);
+    if (ok == NOTHING)
+        ok = reclaim_warm(a);
+    if (ok != NOTHING)
+        return ok;
+    PDK_AUTO_TURN turn = PDK_NO_TURN;
+    if (!a->anonymous) {
+        if (pdk_turn_enter_id(a->rt->serial, a->id, &turn, pdk_limit_current(), a->err) < 0)
+            return FAILED;
+        if ((ok = reuse_active(a)) != NOTHING || (ok = reclaim_warm(a)) != NOTHING)
+            return ok;
+    }
+    if ((ok = retry_kept(a)) != NOTHING || (ok = discover(a)) != NOTHING)
+        return ok;
+    return create(a);
+}
+
+static int effective_identity(acq *a)
+{
+    const pdk_acquire_spec *s = a->spec;
+    pdk_runtime *rt = a->rt;
+    a->anonymous = s->thread == NULL;
+    a->who = (pdk_identity){ s->user, s->thread, s->user_len, s->thread_len };
+    if (s->user == NULL) {
+        if (rt->config.user == NULL)
+            return pdk_fail(a->err, PDK_E_INVALID_ARGUMENT, 0, "user is missing: name one in the call, or set the option user");
+        a->who.user = rt->config.user;
+        a->who.user_len = strlen(rt->config.user);
+    }
+    if (a->anonymous) {
+        a->who.thread = "";
+        a->who.thread_len = 0;
+    }
+    if (a->who.user_len > 4096)
+        return pdk_fail(a->err, PDK_E_INVALID_ARGUMENT, 0, "user is %zu bytes long; at most 4096 are taken", a->who.user_len);
+    if (a->who.thread_len > 4096)
+        return pdk_fail(a->err, PDK_E_INVALID_ARGUMENT, 0, "thread is %zu bytes long; at most 4096 are taken", a->who.thread_len);
+    if (s->holder != NULL && (s->holder[0] == '\0' || strlen(s->holder) >= sizeof a->holder))
+        return pdk_fail(a->err, PDK_E_INVALID_ARGUMENT, 0, "holder must have 1 to %zu bytes", sizeof a->holder - 1);
+    if (s->no_holder && s->holder != NULL)
+        return pdk_fail(a->err, PDK_E_INVALID_ARGUMENT, 0, "holder: a name and no holder cannot be asked for at once");
+    return 0;
+}
+
+static void name_holder(acq *a)
+{
+    static atomic_uint_least64_t next;
+    if (a->spec->holder != NULL)
+        snprintf(a->holder, sizeof a->holder, "%s", a->spec->holder);
+    else if (!a->spec->no_holder)
+        snprintf(a->holder, sizeof a->holder, "%.16s-%llu", a->rt->id, (unsigned long long)atomic_fetch_add(&next, 1) + 1);
+}
+
+/* L12: a holder's live binding is its answer; it does not move to another identity. */
+static found bound_already(acq *a)
+{
+    if (a->spec->holder == NULL)
+        return NOTHING;
+    pdk_runtime *rt = a->rt;
+    PDK_GUARD(rt->pool.registry);
+    pdk_holder *h = pdk_pool_holder(&rt->pool, a->holder);
+    if (h == NULL || h->incarnation != h->entry->incarnation || h->entry->state != PDK_ACTIVE)
+        return NOTHING;
+    pdk_entry *e = h->entry;
+    if (a->anonymous || !pdk_entry_is(e, &a->who))
+        return (found)pdk_fail(a->err, PDK_E_INVALID_ARGUMENT, 0,
+                               "holder %s is bound to sandbox %s of another identity; release it first", a->holder, e->id);
+    if (e->reserved != 0 || e->retry || h->token != e->token || pdk_entry_dirty(e))
+        return NOTHING;
+    return hand_out_active(rt, a, e);
+}
+
+static int identify(acq *a)
+{
+    pdk_runtime *rt = a->rt;
+    if (pdk_policy_resolve(rt->policies, &a->who, a->spec->requirements, pdk_view_of(&rt->policy_base), &a->requirements, a->err) < 0)
+        return -1;
+    if (!a->anonymous)
+        return pdk_policy_derive(rt->policies, &a->who, pdk_view_of(&a->requirements), a->id, a->err);
+    unsigned char raw[16];
+    pdk_random(raw, sizeof raw);
+    for (size_t i = 0; i < sizeof raw; i++)
+        snprintf(a->id + 2 * i, 3, "%02x", raw[i]);
+    return 0;
+}
+
+static found acquire(acq *a)
+{
+    found ok = bound_already(a);
+    if (ok != NOTHING)
+        return ok;
+    if (identify(a) < 0)
+        return FAILED;
+    PDK_AUTO_TURN turn = PDK_NO_TURN;
+    if (!a->anonymous) {
+        PDK_AUTO_PACK key = PDK_NO_PACK; /* lengths are part of it: no two identities share one */
+        pdk_put_str(&key, a->who.user, a->who.user_len);
+        pdk_put_str(&key, a->who.thread, a->who.thread_len);
+        if (key.failed)
+            return no_memory(a);
+        if (pdk_turn_enter(a->rt->serial, key.data, key.len, &turn, pdk_limit_current(), a->err) < 0)
+            return FAILED;
+    }
+    return in_turn(a);
+}
+
+int pdk_runtime_acquire(pdk_runtime *rt, const pdk_acquire_spec *spec, pdk_box **out, pdk_error *err)
+{
+    PDK_AUTO_ERROR own = PDK_NO_ERROR; /* the steps look at the error, so there must be one */
+    *out = NULL;
+    PDK_CALL(rt, err, -1);
+    acq a = { .rt = rt, .spec = spec, .err = &own };
+    if (!(spec->timeout >= 0) || spec->timeout > 1e9)
+        return pdk_fail(err, PDK_E_INVALID_ARGUMENT, 0, "timeout must be a number of seconds, 0 or more");
+    if (effective_identity(&a) < 0) {
+        pdk_error_move(err, &own);
+        return -1;
+    }
+    name_holder(&a);
+    pdk_limit limit = pdk_limit_for(pdk_limit_current(), spec->timeout);
+    const pdk_limit *outer = pdk_limit_enter(&limit);
+    found ok = acquire(&a);
+    pdk_limit_enter(outer);
+    pdk_pack_free(&a.requirements);
+    if (ok == FOUND) {
+        *out = a.box;
+        return 0;
+    }
+    if (own.kind == PDK_OK) /* cannot be: every way out that fails says why */
+        pdk_fail(&own, PDK_E_LOST, 0, "sandbox %s changed hands while it was acquired; try again", a.id);
+    pdk_emit(rt, PDK_WARN, "acquire_failed", a.id[0] != '\0' ? a.id : NULL, NULL, NULL, &own);
+    pdk_error_move(err, &own);
+    return -1;
+}

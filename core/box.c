@@ -1,0 +1,287 @@
+/* box.c -- the grip of one holder on one sandbox: validity, files. Commands are in exec.c. */
+#include "box.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static char *copy(const char *s, size_t len)
+{
+    char *c = malloc(len + 1);
+    if (c != NULL) {
+        memcpy(c, s, len);
+        c[len] = '\0';
+    }
+    return c;
+}
+
+static void box_destroy(pdk_box *b)
+{
+    free(b->generation);
+    free(b->holder);
+    free(b->user);
+    free(b->thread);
+    free(b);
+}
+
+pdk_box *pdk_box_new(pdk_runtime *rt, const pdk_entry *e, const char *holder, const char *source, bool park_on_release)
+{
+    pdk_box *b = calloc(1, sizeof *b);
+    if (b == NULL)
+        return NULL;
+    b->rt = rt;
+    memcpy(b->id, e->id, sizeof b->id);
+    b->source = source;
+    b->token = e->token;
+    b->incarnation = e->incarnation;
+    b->park_on_release = park_on_release;
+    b->user_len = e->user_len;
+    b->thread_len = e->thread_len;
+    bool ok = true;
+    if (e->generation != NULL)
+        ok &= (b->generation = copy(e->generation, strlen(e->generation))) != NULL;
+    if (holder != NULL)
+        ok &= (b->holder = copy(holder, strlen(holder))) != NULL;
+    if (e->has_identity) {
+        ok &= (b->user = copy(e->user, e->user_len)) != NULL;
+        ok &= (b->thread = copy(e->thread, e->thread_len)) != NULL;
+    }
+    if (!ok) {
+        box_destroy(b);
+        return NULL;
+    }
+    return b;
+}
+
+const char *pdk_box_id(const pdk_box *b)
+{
+    return b->id;
+}
+const char *pdk_box_generation(const pdk_box *b)
+{
+    return b->generation;
+}
+const char *pdk_box_holder(const pdk_box *b)
+{
+    return b->holder;
+}
+const char *pdk_box_source(const pdk_box *b)
+{
+    return b->source;
+}
+int64_t pdk_box_token(const pdk_box *b)
+{
+    return b->token;
+}
+
+int pdk_box_describe(const pdk_box *b, pdk_pack *out)
+{
+    pdk_mark m = pdk_begin_map(out);
+    pdk_kv_cstr(out, &m, "id", b->id);
+    pdk_kv_cstr(out, &m, "generation", b->generation);
+    pdk_kv_int(out, &m, "token", b->token);
+    pdk_kv_cstr(out, &m, "holder", b->holder);
+    pdk_kv_cstr(out, &m, "source", b->source);
+    pdk_kv_str(out, &m, "user", b->user, b->user_len);
+    pdk_kv_str(out, &m, "thread", b->thread, b->thread_len);
+    pdk_end(out, &m);
+    return out->failed ? -1 : 0;
+}
+
+int pdk_release(pdk_box *b, pdk_error *err)
+{
+    if (b == NULL)
+        return pdk_fail(err, PDK_E_INVALID_ARGUMENT, 0, "no box was given");
+    if (atomic_exchange(&b->released, true))
+        return 0;
+    if (b->holder != NULL) {
+        bool ours; /* a later acquire may have bound the same holder to a newer generation: that binding is not ours */
+        {
+            PDK_GUARD(b->rt->pool.registry);
+            pdk_holder *h = pdk_pool_holder(&b->rt->pool, b->holder);
+            ours = h != NULL && h->incarnation == b->incarnation;
+        }
+        return ours ? pdk_runtime_release(b->rt, b->holder, err) : 0;
+    }
+    return b->park_on_release ? pdk_runtime_park(b->rt, b->id, err) : 0;
+}
+
+void pdk_box_free(pdk_box *b)
+{
+    if (b == NULL)
+        return;
+    PDK_AUTO_ERROR err = PDK_NO_ERROR;
+    if (b->holder != NULL && pdk_release(b, &err) < 0 && err.kind != PDK_E_CLOSED)
+        pdk_emit(b->rt, PDK_WARN, "release_failed", b->id, b->generation, NULL, &err);
+    box_destroy(b);
+}
+
+/* ---- operations ---- */
+
+pdk_entry *pdk_box_entry(pdk_runtime *rt, pdk_box *box)
+{
+    pdk_entry *e = pdk_pool_find(&rt->pool, box->id);
+    return e != NULL && e->incarnation == box->incarnation ? e : NULL;
+}
+
+static int lost(pdk_box *box, const char *why, pdk_error *err)
+{
+    pdk_fail(err, PDK_E_LOST, 0, "sandbox %s is no longer this holder's: %s; acquire again", box->id, why);
+    pdk_error_set_id(err, box->id);
+    return -1;
+}
+
+static int check_grip(pdk_runtime *rt, pdk_box *box, pdk_entry *e, pdk_error *err) PDK_REQUIRES(rt->pool.registry)
+{
+    if (e == NULL || e->state != PDK_ACTIVE || e->retry || e->client == NULL)
+        return lost(box, "it was torn down or replaced", err);
+    if (e->reserved != 0) {
+        pdk_fail(err, PDK_E_BEING_DESTROYED, 0, "sandbox %s is being torn down", box->id);
+        pdk_error_set_id(err, box->id);
+        return -1;
+    }
+    if (box->holder != NULL) {
+        pdk_holder *h = pdk_pool_holder(&rt->pool, box->holder);
+        if (h == NULL || h->entry != e || h->incarnation != box->incarnation)
+            return lost(box, "its holder was released", err);
+    }
+    if (box->token != e->token)
+        return lost(box, "its ownership has changed", err);
+    if (!rt->fenced && e->lease_until != 0 && pdk_clock_now(rt->clock) >= e->lease_until)
+        return lost(box, "its lease ran out before it was renewed", err);
+    return 0;
+}
+
+int pdk_box_begin(pdk_box *box, pdk_client **client, pdk_error *err)
+{
+    pdk_runtime *rt = box->rt;
+    if (atomic_load(&box->released))
+        return pdk_fail(err, PDK_E_CLOSED, 0, "the box of %s was released", box->id);
+    if (pdk_call_enter(rt, err) < 0)
+        return -1;
+    int rc;
+    {
+        PDK_GUARD(rt->pool.registry);
+        pdk_entry *e = pdk_box_entry(rt, box);
+        rc = check_grip(rt, box, e, err);
+        if (rc == 0) {
+            e->busy++;
+            e->last_used = pdk_clock_now(rt->clock);
+            *client = pdk_client_ref(e->client);
+        } else {
+            rt->pool.stats.lost++;
+        }
+    }
+    if (rc < 0)
+        pdk_call_leave(rt);
+    return rc;
+}
+
+void pdk_box_end(pdk_box *box, pdk_client *client)
+{
+    pdk_runtime *rt = box->rt;
+    bool park = false;
+    pdk_client_unref(client);
+    {
+        PDK_GUARD(rt->pool.registry);
+        pdk_entry *e = pdk_pool_find(&rt->pool, box->id);
+        if (e != NULL) {
+            e->busy--;
+            e->last_used = pdk_clock_now(rt->clock);
+            park = e->busy == 0 && e->incarnation == box->incarnation && e->holder_count == 0 && e->park_asked &&
+                   e->state == PDK_ACTIVE;
+            pdk_entry_sweep(&rt->pool, e);
+        }
+    }
+    if (park) /* its last holder left while this ran */
+        pdk_park_or_recycle(rt, box->id, box->incarnation);
+    pdk_call_leave(rt);
+}
+
+void pdk_box_mark_lost(pdk_box *box)
+{
+    pdk_runtime *rt = box->rt;
+    {
+        PDK_GUARD(rt->pool.registry);
+        rt->pool.stats.lost++;
+        pdk_entry *e = pdk_box_entry(rt, box);
+        if (e != NULL)
+            e->lease_until = 1; /* the next acquire asks the store again */
+    }
+    pdk_emit(rt, PDK_WARN, "lost", box->id, box->generation, "the guest answers to a newer owner", NULL);
+}
+
+/* ---- files ---- */
+
+static int check_path(const char *path, size_t len, pdk_error *err)
+{
+    if (path == NULL || len == 0 || path[0] != '/')
+        return pdk_fail(err, PDK_E_INVALID_ARGUMENT, 0, "path must be absolute");
+    if (len > 4095)
+        return pdk_fail(err, PDK_E_INVALID_ARGUMENT, 0, "path is %zu bytes long; at most 4095 are taken", len);
+    return memchr(path, '\0', len) == NULL ? 0 : pdk_fail(err, PDK_E_INVALID_ARGUMENT, 0, "path holds a NUL byte");
+}
+
+static int file_call(pdk_box *box, const char *method, const pdk_pack *args, pdk_pack *out, pdk_error *err)
+{
+    pdk_client *client = NULL;
+    if (args->failed)
+        return pdk_fail(err, PDK_E_NO_MEMORY, 0, "no memory for the file, or it is larger than %u MiB", PDK_PACK_MAX >> 20);
+    PDK_AUTO_ERROR own = PDK_NO_ERROR;
+    if (pdk_box_begin(box, &client, err) < 0)
+        return -1;
+    int rc = pdk_iface_call(client->object, method, args, out, pdk_limit_current(), PDK_E_BACKEND_ERROR, &own);
+    if (rc < 0) {
+        pdk_error_set_stage(&own, method);
+        pdk_error_set_id(&own, box->id);
+        if (own.kind == PDK_E_LOST)
+            pdk_box_mark_lost(box);
+        pdk_error_move(err, &own);
+    }
+    pdk_box_end(box, client);
+    return rc;
+}
+
+int pdk_box_write(pdk_box *box, const char *path, size_t path_len, const void *data, size_t len, bool no_overwrite,
+                  pdk_error *err)
+{
+    PDK_AUTO_PACK args = PDK_NO_PACK, out = PDK_NO_PACK;
+    if (check_path(path, path_len, err) < 0)
+        return -1;
+    pdk_put_str(&args, path, path_len);
+    pdk_put_str(&args, data, len);
+    pdk_mark opts = pdk_begin_map(&args);
+    pdk_kv_bool(&args, &opts, "no_overwrite", no_overwrite);
+    pdk_end(&args, &opts);
+    return file_call(box, "write", &args, &out, err);
+}
+
+int pdk_box_read(pdk_box *box, const char *path, size_t path_len, char **data, size_t *len, pdk_error *err)
+{
+    PDK_AUTO_PACK args = PDK_NO_PACK, out = PDK_NO_PACK;
+    *data = NULL;
+    *len = 0;
+    if (check_path(path, path_len, err) < 0)
+        return -1;
+    pdk_put_str(&args, path, path_len);
+    if (file_call(box, "read", &args, &out, err) < 0)
+        return -1;
+    pdk_view v = pdk_view_of(&out);
+    if (pdk_view_str(v, len) == NULL)
+        return pdk_fail(err, PDK_E_BACKEND_ERROR, 0, "the client's read gave no bytes for %s", path);
+    *data = pdk_view_dup(v);
+    return *data != NULL ? 0 : pdk_fail(err, PDK_E_NO_MEMORY, 0, "no memory for the %zu bytes of %s", *len, path);
+}
+
+int pdk_box_list(pdk_box *box, const char *path, size_t path_len, pdk_pack *out, pdk_error *err)
+{
+    PDK_AUTO_PACK args = PDK_NO_PACK, answer = PDK_NO_PACK;
+    if (check_path(path, path_len, err) < 0)
+        return -1;
+    pdk_put_str(&args, path, path_len);
+    if (file_call(box, "list", &args, &answer, err) < 0)
+        return -1;
+    pdk_put_view(out, pdk_view_of(&answer));
+    return out->failed ? pdk_fail(err, PDK_E_NO_MEMORY, 0, "no memory for the listing of %s", path) : 0;
+}

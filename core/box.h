@@ -1,0 +1,31 @@
+/* box.h -- one holder's grip on one sandbox; shared by box.c (the grip, files) and exec.c (commands) only. */
+#ifndef PDK_BOX_H
+#define PDK_BOX_H
+
+#include "core.h"
+
+struct pdk_box { /* fixed at birth, but for `released` */
+    pdk_runtime *rt;
+    char id[64];
+    char *generation;       /* NULL = the engine has none */
+    char *holder;           /* NULL = none */
+    char *user, *thread;    /* NULL = unknown */
+    size_t user_len, thread_len;
+    const char *source;
+    int64_t token;
+    uint64_t incarnation;
+    bool park_on_release;
+    atomic_bool released;
+};
+
+/* Begins an operation on the box: *client is a reference, the sandbox cannot be parked or stopped meanwhile.
+ * -1: closed (released), lost, being_destroyed. */
+int pdk_box_begin(pdk_box *box, pdk_client **client, pdk_error *err);
+/* Ends it; parks when the last holder has left meanwhile. */
+void pdk_box_end(pdk_box *box, pdk_client *client);
+/* The guest says that a newer owner has it: this holder's grip is gone. */
+void pdk_box_mark_lost(pdk_box *box);
+/* The tracked entry behind the box, or NULL when it is another incarnation by now. */
+pdk_entry *pdk_box_entry(pdk_runtime *rt, pdk_box *box) PDK_REQUIRES(rt->pool.registry);
+
+#endif

@@ -1,0 +1,158 @@
+/* core.h -- the inside of a runtime, shared by runtime.c, acquire.c, fence.c, reaper.c, box.c and nobody else. */
+#ifndef PDK_CORE_H
+#define PDK_CORE_H
+
+#include "journal.h"
+#include "lease.h"
+#include "log.h"
+#include "pool.h"
+#include "runtime.h"
+#include "serial.h"
+
+typedef struct pdk_config { /* fixed at open; durations in seconds */
+    pdk_pack options;       /* all of it, normalized */
+    char *state_dir, *data_dir, *user; /* NULL = none */
+    char scope[160];
+    double idle_timeout, ttl, renew_interval, reap_interval, orphan_ttl, ready_timeout, ready_interval, discover_timeout,
+        stop_timeout, command_timeout, health_ttl;
+    int64_t replicas, max_sandboxes; /* max_sandboxes < 0 = no cap */
+    bool threads;
+} pdk_config;
+
+typedef struct pdk_sink {
+    pdk_event_sink fn;
+    void *ctx;
+} pdk_sink;
+
+struct pdk_runtime {
+    pdk_config config;
+    char id[40];            /* of this instance, fixed at birth */
+    pid_t pid;              /* that opened it: in a forked child everything answers `closed` */
+    pdk_clock *clock;
+    pdk_log *log;
+    pdk_script *script;
+    pdk_policies *policies;
+    pdk_iface *backend;
+    bool fenced;            /* the backend's sandboxes check tokens themselves */
+    char backend_name[40];
+    pdk_pack policy_base;   /* the runtime's own image, environment, limits, network for requirements */
+    pdk_lease *lease;
+    pdk_journal *journal;
+    pdk_serial *serial;
+    pdk_pool pool;          /* its own lock */
+    int record_fd;          /* of state_dir/runtimes/<pid>.<id>.json, locked while we live; -1 */
+    char *record_path;
+
+    pdk_mutex lock;         /* guards what follows */
+    pdk_cond wake;          /* the background threads, and who waits for calls in flight */
+    atomic_bool closing;    /* shutdown has begun: no new calls but shutdown */
+    bool closed;            /* shutdown or reset is done */
+    bool stop_threads;
+    bool shutting;          /* one shutdown at a time */
+    bool lease_closed;
+    int calls;              /* in flight */
+    bool reaper_runs, renewer_runs;       /* not through yet */
+    bool reaper_started, renewer_started; /* to be joined */
+    pdk_thread reaper, renewer;
+    pdk_ns next_reap, next_renew; /* runtime clock; for tick */
+    pdk_sink sinks[8];
+    size_t sink_count;
+};
+
+/* Brackets a public call: -1 and `closed` after shutdown and in a forked child. */
+int pdk_call_enter(pdk_runtime *rt, pdk_error *err);
+void pdk_call_leave(pdk_runtime *rt);
+static inline void pdk_call_leave_auto(pdk_runtime **rt)
+{
+    if (*rt != NULL)
+        pdk_call_leave(*rt);
+}
+#define PDK_CALL(rt, err, failed)                                                                            \
+    __attribute__((cleanup(pdk_call_leave_auto))) pdk_runtime *pdk_call_rt = NULL;                           \
+    if (pdk_call_enter((rt), (err)) < 0)                                                                     \
+        return failed;                                                                                       \
+    pdk_call_rt = (rt);                                                                                      \
+    (void)pdk_call_rt
+
+/* One event: to the log, and to whoever listens. Strings may be NULL. No lock may be held. */
+void pdk_emit(pdk_runtime *rt, pdk_log_level level, const char *event, const char *id, const char *generation,
+              const char *reason, const pdk_error *why);
+
+/* The limit of one operation from now on; timeout 0 = none. */
+pdk_limit pdk_limit_for(const pdk_limit *outer, double timeout);
+
+/* ---- engine.c: the backend's functions, with their facts checked ---- */
+int pdk_engine_create(pdk_runtime *rt, pdk_view spec, const char *id, pdk_pack *info, pdk_error *err);
+int pdk_engine_destroy(pdk_runtime *rt, pdk_view info, bool full, pdk_error *err);
+/* 1 and what is there, 0 = certainly absent, -1 = unknown. info empty = ask by id alone. */
+int pdk_engine_inspect(pdk_runtime *rt, const char *id, pdk_view info, pdk_pack *out, pdk_error *err);
+int pdk_engine_discover(pdk_runtime *rt, const char *id, pdk_pack *info, pdk_error *err); /* 1, 0, -1 */
+int pdk_engine_alive(pdk_runtime *rt, pdk_view info, int64_t token, pdk_error *err);      /* 1, 0, -1 = unknown */
+int pdk_engine_ready(pdk_runtime *rt, pdk_view info, double seconds, pdk_error *err);     /* 1, 0 = time over, -1 */
+int pdk_engine_list(pdk_runtime *rt, pdk_pack *out, pdk_error *err);
+int pdk_engine_finish(pdk_runtime *rt, const char *id, pdk_view info, pdk_error *err);
+int pdk_engine_probe(pdk_runtime *rt, pdk_view requirements, pdk_pack *out, pdk_error *err);
+int pdk_engine_connect(pdk_runtime *rt, pdk_view info, int64_t token, bool own, pdk_client **out, pdk_error *err);
+/* Closes it if nobody did: once. A failure is a warning that names `what`. Takes over the caller's reference. */
+void pdk_client_close(pdk_runtime *rt, pdk_client *c, const char *id, const char *what);
+int pdk_client_fence(pdk_runtime *rt, pdk_client *c, int64_t token, pdk_error *err);
+int pdk_client_doom(pdk_runtime *rt, pdk_client *c, int64_t expected, int64_t token, pdk_error *err);
+/* Fields of an info. */
+const char *pdk_info_str(pdk_view info, const char *key); /* or NULL */
+int64_t pdk_info_token(pdk_view info);                    /* 0 = none; accepts a decimal string */
+
+/* ---- fence.c ---- */
+typedef enum pdk_teardown_result {
+    PDK_TD_ERROR = -1,
+    PDK_TD_REFUSED = 0,  /* nothing was stopped: `why` says what stands in the way */
+    PDK_TD_REPLACED = 1, /* another generation has taken the id: it was not touched */
+    PDK_TD_DONE = 2      /* confirmed absent */
+} pdk_teardown_result;
+typedef struct pdk_teardown {
+    const char *id;
+    const char *reason;     /* for events: "destroy", "idle", "evicted", "replaced", ... */
+    pdk_view info;          /* of a sandbox that is not tracked; empty = the tracked one */
+    bool ignore_holders;    /* it is dead, or the runtime shuts down */
+    bool full;              /* helpers too */
+    bool dirty;             /* must not serve again: journal before the stop */
+    uint64_t incarnation;   /* 0, or: only this one */
+    int64_t fenced_with;    /* with `info`: the token that its guest was fenced with since; 0 = none */
+    bool (*still)(const pdk_entry *e, void *ctx); /* NULL, or the caller's test, under the registry lock */
+    void *ctx;
+    char why[40];           /* out, of REFUSED: "holders", "reserved", "used", "peer", "unavailable", "taken" */
+} pdk_teardown;
+/* The one path by which anything is ever stopped. */
+pdk_teardown_result pdk_fence_teardown(pdk_runtime *rt, pdk_teardown *td, pdk_error *err);
+
+/* ---- acquire.c / holders.c ---- */
+/* Parks or recycles what its last holder has left; never fails, what goes wrong is logged. */
+void pdk_park_or_recycle(pdk_runtime *rt, const char *id, uint64_t incarnation);
+pdk_box *pdk_box_new(pdk_runtime *rt, const pdk_entry *e, const char *holder, const char *source, bool park_on_release)
+    PDK_REQUIRES(rt->pool.registry);
+void pdk_put_identity(pdk_pack *p, pdk_mark *m, const pdk_entry *e); /* key identity, when known */
+
+/* ---- config.c ---- */
+int pdk_config_read(pdk_config *c, pdk_view options, pdk_pack *policy_base, pdk_error *err);
+void pdk_config_free(pdk_config *c);
+int pdk_state_dir_make(pdk_runtime *rt, pdk_error *err); /* 0700, and this runtime's record in it */
+void pdk_state_dir_leave(pdk_runtime *rt);
+
+/* ---- mounts.c ---- */
+/* Carries out what mounts.compose answered: checks roots, makes directories, sets modes, leaves out what is not there.
+ * `out` gets the list for the backend's spec. */
+int pdk_mounts_prepare(pdk_view composed, pdk_view extra, pdk_view roots, pdk_pack *out, pdk_error *err);
+
+/* ---- reaper.c ---- */
+int pdk_reap(pdk_runtime *rt, pdk_error *err);      /* one pass */
+int pdk_renew(pdk_runtime *rt, pdk_error *err);     /* one pass */
+int pdk_reconcile(pdk_runtime *rt, pdk_error *err); /* one pass */
+int pdk_threads_start(pdk_runtime *rt, pdk_error *err);
+int pdk_threads_stop(pdk_runtime *rt, pdk_error *err);
+/* Asks the policy when an unheld sandbox has idled for too long, and puts it on the heap. */
+void pdk_ask_idle(pdk_runtime *rt, const char *id, uint64_t incarnation);
+/* Frees room before a create (rows N4, N5); counts the create in. capacity_exhausted when there is none. */
+int pdk_make_room(pdk_runtime *rt, pdk_error *err);
+void pdk_room_done(pdk_runtime *rt); /* the create is over, however */
+bool pdk_idle(const pdk_entry *e, pdk_ns now); /* beyond its limit, and unheld */
+
+#endif

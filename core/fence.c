@@ -1,0 +1,378 @@
+/* fence.c -- teardown: the one path by which anything is ever stopped.
+ *
+ *   reserve    under the registry lock, in one critical section with the caller's "still?" test
+ *   claim      the ownership lease, as `del`; refused or unanswered means no
+ *   doom       the guest, where there is one; a refusal means that somebody took it: forget it, do not stop it
+ *   journal    before the first stop when it is dirty, has failed before, or no guest answered the doom
+ *   stop       the exact generation
+ *   confirm    that generation's absence: an accepted stop is no absence
+ *   finish     the backend cleans up what it left; then the journal record goes
+ *   release    forget it (unless a newer generation has the id), the lease, the reservation
+ *
+ * A step that fails leaves everything before it in place, so that the same call can be made again; a failure is never
+ * reported as success. Locks: none held on entry but an identity's turn; the registry only for moments, never across I/O.
+ */
+#include "core.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define HEARTBEAT_WAIT (12 * PDK_NS_PER_S) /* row M15 */
+
+typedef struct victim { /* what one teardown works on; copied under the registry lock, then its own */
+    pdk_runtime *rt;
+    pdk_teardown *td;
+    uint64_t op;
+    bool tracked;           /* it is the entry's own sandbox, not a candidate's */
+    uint64_t incarnation;   /* of the entry, when tracked */
+    pdk_pack info;
+    char *generation;       /* NULL = unknown */
+    int64_t expected;       /* the largest token that the guest has seen, as far as we know */
+    int64_t token;          /* of the `del` lease */
+    bool failed_before, dirty, journaled, doomed;
+    bool claimed;
+    bool keep_lease;        /* a stop failed and neither record nor doom says so */
+    pdk_client *client;     /* detached from the entry: to be closed */
+} victim;
+
+static void victim_free(victim *v)
+{
+    pdk_pack_free(&v->info);
+    free(v->generation);
+}
+#define AUTO_VICTIM __attribute__((cleanup(victim_free))) victim
+
+static bool refuse(pdk_teardown *td, const char *why)
+{
+    snprintf(td->why, sizeof td->why, "%s", why);
+    return false;
+}
+
+/* Whether this teardown may begin, as far as this process knows. */
+static bool may_reserve(pdk_teardown *td, const pdk_entry *e, bool tracked)
+{
+    if (e->reserved != 0)
+        return refuse(td, "reserved");
+    if (e->intents > 0)
+        return refuse(td, "used");
+    if (!tracked)
+        return true;
+    if (td->incarnation != 0 && td->incarnation != e->incarnation)
+        return refuse(td, "used");
+    if (!td->ignore_holders && (e->holder_count > 0 || e->busy > 0))
+        return refuse(td, "holders");
+    if (td->still != NULL && !td->still(e, td->ctx))
+        return refuse(td, "used");
+    return true;
+}
+
+/* 1 = reserved, 0 = refused, -1 = no memory. */
+static int reserve(victim *v, pdk_error *err)
+{
+    pdk_runtime *rt = v->rt;
+    pdk_teardown *td = v->td;
+    PDK_GUARD(rt->pool.registry);
+    bool given = !pdk_view_is_nil(td->info);
+    pdk_entry *e = given ? pdk_pool_entry(&rt->pool, td->id) : pdk_pool_find(&rt->pool, td->id);
+    if (e == NULL && given)
+        return pdk_fail(err, PDK_E_NO_MEMORY, 0, "no memory to tear %s down", td->id);
+    if (e == NULL || (e->state == PDK_ABSENT && !given)) {
+        refuse(td, e != NULL && e->reserved != 0 ? "reserved" : "gone");
+        return 0;
+    }
+    v->tracked = !given;
+    if (!may_reserve(td, e, v->tracked)) {
+        pdk_entry_sweep(&rt->pool, e);
+        return 0;
+    }
+    if (!pdk_pack_copy(&v->info, given ? td->info : pdk_view_of(&e->info))) {
+        pdk_entry_sweep(&rt->pool, e);
+        return pdk_fail(err, PDK_E_NO_MEMORY, 0, "no memory to tear %s down", td->id);
+    }
+    v->generation = pdk_view_dup(pdk_view_get(pdk_view_of(&v->info), "generation"));
+    v->expected = pdk_info_token(pdk_view_of(&v->info));
+    if (td->fenced_with > v->expected)
+        v->expected = td->fenced_with;
+    v->dirty = td->dirty;
+    if (v->tracked) {
+        v->incarnation = e->incarnation;
+        v->failed_before = e->retry;
+        v->journaled = e->journaled;
+        v->doomed = e->doomed;
+        v->dirty |= pdk_entry_dirty(e);
+        if (e->token > v->expected)
+            v->expected = e->token;
+    }
+    v->op = e->reserved = rt->pool.next_op++;
+    return 1;
+}
+
+/* The reservation and the lease are given back, in this order: the lease while we still have the reservation, so that no
+ * acquire of ours publishes in between. */
+static void give_back(victim *v)
+{
+    pdk_runtime *rt = v->rt;
+    bool release = v->claimed && !v->keep_lease;
+    {
+        PDK_GUARD(rt->pool.registry);
+        pdk_entry *e = pdk_pool_find(&rt->pool, v->td->id);
+        pdk_ns deadline = pdk_now_monotonic() + HEARTBEAT_WAIT;
+        while (release && e != NULL && e->renewing && pdk_cond_wait_until(&rt->pool.changed, &rt->pool.registry, deadline))
+            e = pdk_pool_find(&rt->pool, v->td->id);
+        if (release && e != NULL && e->renewing) { /* it releases when it is through */
+            e->release_after = true;
+            release = false;
+        }
+        if (e != NULL && v->claimed) {
+            e->keep_del = v->keep_lease;
+            e->lease = v->keep_lease ? PDK_LEASE_DEL : PDK_LEASE_NONE;
+            if (!v->keep_lease && (e->state == PDK_ABSENT || e->incarnation == v->incarnation))
+                e->lease_until = 0; /* not ours any longer: an acquire takes it anew */
+        }
+    }
+    if (release) {
+        PDK_AUTO_ERROR err = PDK_NO_ERROR;
+        if (pdk_lease_release(rt->lease, v->td->id, &err) < 0)
+            pdk_emit(rt, PDK_WARN, "lease_release_failed", v->td->id, v->generation, v->td->reason, &err);
+    }
+    PDK_GUARD(rt->pool.registry);
+    pdk_entry *e = pdk_pool_find(&rt->pool, v->td->id);
+    if (e != NULL && e->reserved == v->op) {
+        e->reserved = 0;
+        pdk_entry_sweep(&rt->pool, e);
+    }
+    pdk_pool_check(&rt->pool);
+    pdk_cond_broadcast(&rt->pool.changed);
+}
+
+/* Takes our entry out of the registry, unless another generation stands there by now. */
+static void forget(victim *v)
+{
+    PDK_GUARD(v->rt->pool.registry);
+    pdk_entry *e = pdk_pool_find(&v->rt->pool, v->td->id);
+    if (e == NULL || !v->tracked || e->incarnation != v->incarnation || e->state == PDK_ABSENT)
+        return;
+    v->client = e->client;
+    e->client = NULL;
+    pdk_entry_move(&v->rt->pool, e, PDK_ABSENT);
+}
+
+/* A stop (or what belongs to it) failed: the metadata is kept for the retry and nothing hands it out. */
+static void keep_for_retry(victim *v)
+{
+    pdk_runtime *rt = v->rt;
+    bool safe = v->journaled || v->doomed;
+    v->keep_lease = !safe;
+    PDK_GUARD(rt->pool.registry);
+    rt->pool.stats.stop_failures++;
+    pdk_entry *e = pdk_pool_find(&rt->pool, v->td->id);
+    if (e == NULL || (v->tracked ? e->incarnation != v->incarnation : e->state != PDK_ABSENT))
+        return; /* another generation is tracked here by now; the record remembers this one */
+    if (!v->tracked) {
+        if (!pdk_entry_set_info(&rt->pool, e, pdk_view_of(&v->info), true))
+            return;
+        e->token = v->expected;
+        pdk_entry_move(&rt->pool, e, PDK_KEPT);
+        v->tracked = true;
+        v->incarnation = e->incarnation;
+    } else if (e->state == PDK_ACTIVE && safe) {
+        v->client = e->client;
+        e->client = NULL;
+        pdk_entry_move(&rt->pool, e, PDK_KEPT);
+    }
+    e->retry = true;
+    e->journaled |= v->journaled;
+    e->doomed |= v->doomed;
+    pdk_pool_set_due(&rt->pool, e, pdk_after(pdk_clock_now(rt->clock), pdk_seconds(rt->config.reap_interval)));
+}
+
+static int record(victim *v, pdk_error *err)
+{
+    if (v->journaled)
+        return 0;
+    if (pdk_journal_record(v->rt->journal, v->td->id, v->generation, v->td->reason, err) < 0)
+        return -1;
+    v->journaled = true;
+    return 0;
+}
+
+static bool another_generation(const victim *v, pdk_view info)
+{
+    const char *now = pdk_info_str(info, "generation");
+    return v->generation != NULL && now != NULL && strcmp(now, v->generation) != 0;
+}
+
+/* What the guest said to the doom: 1 = doomed, 0 = somebody took it, -1 = no answer. */
+static int doom(victim *v)
+{
+    pdk_runtime *rt = v->rt;
+    PDK_AUTO_ERROR err = PDK_NO_ERROR;
+    pdk_client *c = NULL;
+    pdk_limit limit = pdk_limit_for(pdk_limit_current(), 1);
+    const pdk_limit *outer = pdk_limit_enter(&limit);
+    int rc = pdk_engine_connect(rt, pdk_view_of(&v->info), v->token, false, &c, &err);
+    if (rc == 0)
+        rc = pdk_client_doom(rt, c, v->expected, v->token, &err);
+    pdk_limit_enter(outer);
+    pdk_client_close(rt, c, v->td->id, "doom");
+    if (rc == 0 || (err.kind == PDK_E_LOST && strcmp(err.reason, "doomed") == 0))
+        return 1;
+    return err.kind == PDK_E_LOST ? 0 : -1;
+}
+
+static pdk_teardown_result failed(victim *v, pdk_error *err)
+{
+    pdk_error_set_id(err, v->td->id);
+    keep_for_retry(v);
+    pdk_emit(v->rt, PDK_ERROR, "stop_failed", v->td->id, v->generation, v->td->reason, err);
+    return PDK_TD_ERROR;
+}
+
+/* Fails before anything was stopped: all stays as it was. */
+static pdk_teardown_result not_begun(victim *v, pdk_error *err)
+{
+    pdk_error_set_id(err, v->td->id);
+    pdk_emit(v->rt, PDK_ERROR, "stop_not_begun", v->td->id, v->generation, v->td->reason, err);
+    return PDK_TD_ERROR;
+}
+
+/* 0 = goes on, else the teardown's result. */
+static int look_again(victim *v, bool *absent, pdk_teardown_result *result, pdk_error *err)
+{
+    PDK_AUTO_PACK now = PDK_NO_PACK;
+    int there = pdk_engine_inspect(v->rt, v->td->id, pdk_view_of(&v->info), &now, err);
+    if (there < 0) {
+        *result = not_begun(v, err);
+        return 1;
+    }
+    if (there == 1 && another_generation(v, pdk_view_of(&now))) {
+        *result = PDK_TD_REPLACED;
+        return 1;
+    }
+    *absent = there == 0;
+    return 0;
+}
+
+static pdk_teardown_result confirm(victim *v, pdk_error *err)
+{
+    PDK_AUTO_PACK now = PDK_NO_PACK;
+    int there = pdk_engine_inspect(v->rt, v->td->id, pdk_view_of(&v->info), &now, err);
+    if (there == 1 && !another_generation(v, pdk_view_of(&now))) {
+        pdk_fail_reason(err, PDK_E_BACKEND_ERROR, "still_present",
+                        "sandbox %s is still there after its stop was accepted; destroy it again", v->td->id);
+        pdk_error_set_stage(err, "stop");
+        there = -1;
+    }
+    if (there < 0) {
+        PDK_AUTO_ERROR second = PDK_NO_ERROR;
+        if (record(v, &second) < 0)
+            pdk_emit(v->rt, PDK_ERROR, "journal_failed", v->td->id, v->generation, v->td->reason, &second);
+        return failed(v, err);
+    }
+    return PDK_TD_DONE;
+}
+
+static pdk_teardown_result stop(victim *v, pdk_error *err)
+{
+    if (pdk_engine_destroy(v->rt, pdk_view_of(&v->info), v->td->full, err) == 0)
+        return confirm(v, err);
+    PDK_AUTO_ERROR second = PDK_NO_ERROR;
+    if (!v->journaled && record(v, &second) < 0) { /* the caller must know that nothing durable fences it */
+        pdk_emit(v->rt, PDK_ERROR, "stop_failed", v->td->id, v->generation, v->td->reason, err);
+        pdk_error_move(err, &second);
+    }
+    return failed(v, err);
+}
+
+/* Absent: clean up, retire, forget. */
+static pdk_teardown_result finish(victim *v, pdk_error *err)
+{
+    pdk_runtime *rt = v->rt;
+    if (pdk_engine_finish(rt, v->td->id, pdk_view_of(&v->info), err) < 0)
+        return failed(v, err);
+    if (pdk_journal_retire(rt->journal, v->td->id, v->generation, err) < 0)
+        return failed(v, err);
+    forget(v);
+    {
+        PDK_GUARD(rt->pool.registry);
+        rt->pool.stats.destroyed++;
+    }
+    pdk_emit(rt, PDK_INFO, "destroyed", v->td->id, v->generation, v->td->reason, NULL);
+    return PDK_TD_DONE;
+}
+
+static pdk_teardown_result taken(victim *v)
+{
+    forget(v);
+    refuse(v->td, "taken");
+    pdk_emit(v->rt, PDK_WARN, "taken_by_a_peer", v->td->id, v->generation, v->td->reason, NULL);
+    return PDK_TD_REFUSED;
+}
+
+/* Reserved and claimed: doom, journal, stop, confirm, finish. */
+static pdk_teardown_result tear_down(victim *v, pdk_error *err)
+{
+    pdk_runtime *rt = v->rt;
+    pdk_teardown_result result;
+    bool absent = false;
+    if (v->failed_before && look_again(v, &absent, &result, err) != 0)
+        return result;
+    if (absent)
+        return finish(v, err);
+    bool must_record = v->dirty || v->failed_before;
+    if (rt->fenced && !v->doomed) {
+        int answer = doom(v);
+        if (answer == 0)
+            return taken(v);
+        v->doomed = answer == 1;
+        must_record |= answer < 0;
+    }
+    if (v->doomed && !v->failed_before) /* the guest itself refuses from here on: as good as a record */
+        must_record = v->dirty;
+    if (must_record || !rt->fenced) {
+        PDK_AUTO_ERROR why = PDK_NO_ERROR;
+        if (record(v, &why) < 0) {
+            if (must_record) {
+                pdk_error_move(err, &why);
+                return not_begun(v, err);
+            }
+            pdk_emit(rt, PDK_WARN, "journal_failed", v->td->id, v->generation, v->td->reason, &why);
+        }
+    }
+    result = stop(v, err);
+    return result == PDK_TD_DONE ? finish(v, err) : result;
+}
+
+pdk_teardown_result pdk_fence_teardown(pdk_runtime *rt, pdk_teardown *td, pdk_error *err)
+{
+    AUTO_VICTIM v = { .rt = rt, .td = td };
+    td->why[0] = '\0';
+    int reserved = reserve(&v, err);
+    if (reserved <= 0)
+        return reserved < 0 ? PDK_TD_ERROR : PDK_TD_REFUSED;
+    /* a teardown that has begun is drained, whatever the limit of the call that asked for it */
+    pdk_limit limit = pdk_limit_for(&PDK_NO_LIMIT, rt->config.stop_timeout + 60);
+    const pdk_limit *outer = pdk_limit_enter(&limit);
+    pdk_teardown_result result = PDK_TD_REFUSED;
+    PDK_AUTO_ERROR why = PDK_NO_ERROR;
+    int claim = pdk_lease_claim_for_destroy(rt->lease, td->id, v.tracked ? 0 : v.expected, &v.token, &why);
+    v.claimed = claim == 1;
+    if (claim != 1) {
+        refuse(td, claim == 0 ? "peer" : "unavailable");
+        pdk_emit(rt, PDK_WARN, "teardown_refused", td->id, v.generation, td->reason, claim < 0 ? &why : NULL);
+    } else {
+        {
+            PDK_GUARD(rt->pool.registry);
+            pdk_entry *e = pdk_pool_find(&rt->pool, td->id);
+            if (e != NULL)
+                e->lease = PDK_LEASE_DEL;
+        }
+        pdk_emit(rt, PDK_DEBUG, "teardown", td->id, v.generation, td->reason, NULL);
+        result = tear_down(&v, err);
+    }
+    pdk_client_close(rt, v.client, td->id, td->reason);
+    give_back(&v);
+    pdk_limit_enter(outer);
+    return result;
+}

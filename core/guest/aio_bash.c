@@ -1,0 +1,623 @@
+/* aio_bash.c -- /v1/bash: each command is a process of its own, with stdout and stderr apart.
+ *
+ * A session keeps a directory (the last exec_dir), the output of its last command, and an order: one command at a time. It
+ * costs no process. Its commands are read by offset (bytes of a stream), while they run and afterwards.
+ */
+#include "aio.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define SESSIONS_MAX 256   /* they cost only memory; the one idle longest makes room */
+#define QUEUE_MAX 100      /* commands that wait for one session */
+#define OUTPUT_DEFAULT 50000
+
+typedef struct session session;
+
+typedef struct job {
+    struct job *next;      /* in its session's queue */
+    session *owner;
+    guest_req *req;        /* NULL = answered, or its client is gone */
+    bool detached, wants_input, kill_asked;
+    char id[40], *command, *dir;
+    char **env;
+    double hard;
+    uint64_t token;
+    size_t max_output;
+    guest_timer answer;
+    guest_cmd *cmd;        /* while it runs */
+    const char *status;    /* pending, running, completed, timed_out, killed */
+    bool has_exit;
+    int exit_code;
+    aio_buf out, err;
+} job;
+
+typedef struct waiter {    /* an output request that waits for something new */
+    struct waiter *next;
+    session *owner;
+    guest_req *req;
+    guest_timer limit;
+    uint64_t from, err_from;
+} waiter;
+
+struct session {
+    session *next;
+    char *id, *dir;
+    double created, used;  /* wall clock, for people */
+    int64_t used_at;
+    json_int_t commands;
+    job *last;             /* the running one, or the last that ran; NULL = none ever */
+    job *queue;
+    waiter *waiters;
+};
+
+static session *sessions; /* newest first */
+
+static void pump(session *s);
+
+/* ---- jobs ---- */
+
+static void env_free(char **env)
+{
+    for (char **e = env; e != NULL && *e != NULL; e++) free(*e);
+    free(env);
+}
+
+static void job_free(job *j)
+{
+    if (j == NULL) return;
+    guest_timer_stop(&j->answer);
+    if (j->req != NULL) j->req->on_close = NULL;
+    free(j->command);
+    free(j->dir);
+    env_free(j->env);
+    aio_buf_free(&j->out);
+    aio_buf_free(&j->err);
+    free(j);
+}
+
+static bool running(const session *s)
+{
+    return s->last != NULL && s->last->cmd != NULL;
+}
+
+static bool was_cut(const aio_buf *b, size_t max)
+{
+    return b->total > b->head_len + b->tail_len || (max > 0 && b->total > max);
+}
+
+static json_t *job_json(const job *j)
+{
+    json_t *data = json_pack("{s:s, s:s, s:o, s:s, s:o, s:o, s:I, s:I}", "session_id", j->owner->id, "command_id", j->id,
+                             "command", aio_text(j->command, strlen(j->command)), "status", j->status, "stdout",
+                             aio_buf_json(&j->out, 0, j->max_output), "stderr", aio_buf_json(&j->err, 0, j->max_output),
+                             "offset", (json_int_t)j->out.total, "stderr_offset", (json_int_t)j->err.total);
+    if (data != NULL && j->has_exit) json_object_set_new(data, "exit_code", json_integer(j->exit_code));
+    if (data != NULL && (was_cut(&j->out, j->max_output) || was_cut(&j->err, j->max_output)))
+        json_object_set_new(data, "truncated", json_true());
+    return data;
+}
+
+static guest_req *take_request(job *j)
+{
+    guest_req *req = j->req;
+    guest_timer_stop(&j->answer);
+    j->req = NULL;
+    if (req != NULL) req->on_close = NULL;
+    return req;
+}
+
+static void job_answer(job *j)
+{
+    guest_req *req = take_request(j);
+    if (req != NULL) aio_reply_ok(req, job_json(j), NULL);
+}
+
+static void on_answer_due(guest_timer *t)
+{
+    job *j = t->ctx;
+    j->detached = true;
+    job_answer(j);
+}
+
+static void on_exec_closed(guest_req *req)
+{
+    job *j = req->ctx;
+    j->req = NULL;
+    guest_timer_stop(&j->answer);
+    for (job **link = &j->owner->queue; *link != NULL; link = &(*link)->next) {
+        if (*link != j) continue;
+        *link = j->next; /* it never started, and nobody waits for it */
+        job_free(j);
+        return;
+    }
+}
+
+/* ---- waiters ---- */
+
+static json_t *output_json(const session *s, uint64_t from, uint64_t err_from)
+{
+    const job *j = s->last;
+    if (j == NULL)
+        return json_pack("{s:s, s:s, s:s, s:i, s:i, s:n}", "session_id", s->id, "stdout", "", "stderr", "", "offset", 0,
+                         "stderr_offset", 0, "command");
+    json_t *command = json_pack("{s:s, s:o, s:s}", "command_id", j->id, "command", aio_text(j->command, strlen(j->command)),
+                                "status", j->status);
+    if (command != NULL && j->has_exit) json_object_set_new(command, "exit_code", json_integer(j->exit_code));
+    return json_pack("{s:s, s:o, s:o, s:I, s:I, s:o}", "session_id", s->id, "stdout", aio_buf_json(&j->out, from, 0),
+                     "stderr", aio_buf_json(&j->err, err_from, 0), "offset", (json_int_t)j->out.total, "stderr_offset",
+                     (json_int_t)j->err.total, "command", command);
+}
+
+static void waiter_drop(waiter *w)
+{
+    for (waiter **link = &w->owner->waiters; *link != NULL; link = &(*link)->next) {
+        if (*link != w) continue;
+        *link = w->next;
+        break;
+    }
+    guest_timer_stop(&w->limit);
+    free(w);
+}
+
+static void waiter_answer(waiter *w)
+{
+    guest_req *req = w->req;
+    json_t *data = output_json(w->owner, w->from, w->err_from);
+    req->on_close = NULL;
+    waiter_drop(w);
+    aio_reply_ok(req, data, NULL);
+}
+
+static void on_wait_due(guest_timer *t)
+{
+    waiter_answer(t->ctx);
+}
+
+static void on_wait_closed(guest_req *req)
+{
+    waiter_drop(req->ctx);
+}
+
+/* ---- running ---- */
+
+static void touch(session *s)
+{
+    s->used = aio_wall();
+    s->used_at = guest_now();
+}
+
+static void on_output(guest_cmd *cmd, void *ctx, int stream, const char *data, size_t len)
+{
+    job *j = ctx;
+    (void)cmd;
+    aio_buf_add(stream == 1 ? &j->out : &j->err, data, len);
+    for (waiter *w = j->owner->waiters, *next; w != NULL; w = next) {
+        next = w->next;
+        if (j->out.total > w->from || j->err.total > w->err_from) waiter_answer(w);
+    }
+}
+
+/* It certainly never ran. Who was already answered finds the reason in its output. */
+static void job_failed(job *j, const guest_fault *f)
+{
+    j->status = "killed";
+    j->has_exit = true;
+    j->exit_code = 126;
+    aio_buf_add(&j->err, f->message, strlen(f->message));
+    guest_req *req = take_request(j);
+    if (req != NULL) aio_reply_fault(req, f);
+}
+
+static void on_end(guest_cmd *cmd, void *ctx, const guest_cmd_end *end)
+{
+    job *j = ctx;
+    session *s = j->owner;
+    (void)cmd;
+    j->cmd = NULL;
+    j->has_exit = true;
+    j->exit_code = end->exit_code;
+    touch(s);
+    if (end->failed) {
+        job_failed(j, &end->fault);
+    } else if (end->killed == GUEST_KILL_TIMEOUT) {
+        j->status = "timed_out";
+    } else if (end->killed != GUEST_KILL_NONE || (j->kill_asked && end->signal != 0)) {
+        j->status = "killed";
+    } else {
+        j->status = "completed";
+    }
+    job_answer(j);
+    while (s->waiters != NULL) waiter_answer(s->waiters);
+    pump(s);
+}
+
+static bool job_start(session *s, job *j, guest_fault *f)
+{
+    guest_cmd_spec spec = {
+        .text = j->command, .cwd = access(s->dir, X_OK) == 0 ? s->dir : NULL, .env = (const char *const *)j->env,
+        .want_stdin = j->wants_input, .limit = j->hard, .token = j->token, .ctx = j, .on_output = on_output, .on_end = on_end,
+    };
+    j->status = "running";
+    s->commands++;
+    touch(s);
+    return guest_token_allows(j->token, f) && (j->cmd = guest_cmd_start(&spec, f)) != NULL;
+}
+
+/* Starts the next command, unless one runs. */
+static void pump(session *s)
+{
+    while (!running(s) && s->queue != NULL) {
+        guest_fault f = { 0 };
+        job *j = s->queue;
+        s->queue = j->next;
+        j->next = NULL;
+        if (j->dir != NULL) {
+            free(s->dir);
+            s->dir = j->dir;
+            j->dir = NULL;
+        }
+        job_free(s->last);
+        s->last = j;
+        if (!job_start(s, j, &f)) job_failed(j, &f);
+    }
+}
+
+/* ---- sessions ---- */
+
+static session *find(const char *id)
+{
+    session *s = sessions;
+    while (s != NULL && strcmp(s->id, id) != 0) s = s->next;
+    return s;
+}
+
+static session *need(guest_req *req, const char *id)
+{
+    session *s = find(id);
+    if (s == NULL) aio_reply_fail(req, 404, "Session not found", NULL);
+    return s;
+}
+
+static void session_free(session *s)
+{
+    for (session **link = &sessions; *link != NULL; link = &(*link)->next) {
+        if (*link != s) continue;
+        *link = s->next;
+        break;
+    }
+    if (running(s)) {
+        guest_cmd_abandon(s->last->cmd);
+        s->last->cmd = NULL;
+        s->last->status = "killed";
+        job_answer(s->last);
+    }
+    while (s->waiters != NULL) waiter_answer(s->waiters);
+    while (s->queue != NULL) {
+        job *j = s->queue;
+        s->queue = j->next;
+        guest_req *req = take_request(j);
+        if (req != NULL) aio_reply_fail(req, 404, "Session not found", NULL);
+        job_free(j);
+    }
+    job_free(s->last);
+    free(s->id);
+    free(s->dir);
+    free(s);
+}
+
+static bool idle(const session *s)
+{
+    return !running(s) && s->queue == NULL && s->waiters == NULL;
+}
+
+static bool make_room(guest_req *req)
+{
+    size_t n = 0;
+    session *oldest = NULL;
+    for (session *s = sessions; s != NULL; s = s->next, n++)
+        if (idle(s) && (oldest == NULL || s->used_at <= oldest->used_at)) oldest = s;
+    if (n < SESSIONS_MAX) return true;
+    if (oldest == NULL) {
+        aio_reply_fail(req, 400, "Cannot create bash session: session limit reached and all sessions have active commands", NULL);
+        return false;
+    }
+    session_free(oldest);
+    return true;
+}
+
+/* NULL = the request was answered. */
+static session *session_new(guest_req *req, const char *id)
+{
+    char fresh[40];
+    if (!make_room(req)) return NULL;
+    aio_new_id(fresh);
+    session *s = calloc(1, sizeof *s);
+    if (s != NULL) {
+        s->id = strdup(id ? id : fresh);
+        s->dir = strdup(guest_conf.workspace);
+    }
+    if (s == NULL || s->id == NULL || s->dir == NULL) {
+        if (s != NULL) free(s->id), free(s->dir);
+        free(s);
+        aio_reply_fail(req, 500, "no memory for a session", NULL);
+        return NULL;
+    }
+    s->created = aio_wall();
+    touch(s);
+    s->next = sessions;
+    sessions = s;
+    return s;
+}
+
+static json_t *session_json(const session *s)
+{
+    json_t *one = json_pack("{s:s, s:s, s:o, s:o, s:o, s:I}", "session_id", s->id, "status", "ready", "working_dir",
+                            aio_text(s->dir, strlen(s->dir)), "created_at", aio_time(s->created), "last_used_at",
+                            aio_time(s->used), "command_count", s->commands);
+    if (one != NULL && running(s))
+        json_object_set_new(one, "current_command", aio_text(s->last->command, strlen(s->last->command)));
+    return one;
+}
+
+/* ---- routes ---- */
+
+typedef struct args {
+    const char *session, *command, *command_id, *dir, *input, *signal;
+    json_t *env;
+    bool async, wait;
+    double timeout, hard, wait_timeout;
+    int64_t max_output, offset, err_offset;
+} args;
+
+static const aio_field EXEC[] = {
+    { "command", AIO_TEXT, true, offsetof(args, command) },
+    { "session_id", AIO_TEXT, false, offsetof(args, session) },
+    { "exec_dir", AIO_TEXT, false, offsetof(args, dir) },
+    { "env", AIO_MAP, false, offsetof(args, env) },
+    { "async_mode", AIO_BOOL, false, offsetof(args, async) },
+    { "timeout", AIO_SECONDS, false, offsetof(args, timeout) },
+    { "hard_timeout", AIO_SECONDS, false, offsetof(args, hard) },
+    { "max_output_length", AIO_COUNT, false, offsetof(args, max_output) },
+    AIO_END,
+};
+
+/* NAME=value strings; NULL and `wrong` set when a name is none. */
+static char **env_of(const json_t *map, const char **wrong)
+{
+    size_t n = 0;
+    const char *name;
+    json_t *value;
+    char **env = calloc(json_object_size(map) + 1, sizeof *env);
+    *wrong = env == NULL ? "no memory" : NULL;
+    json_object_foreach((json_t *)(uintptr_t)map, name, value)
+    {
+        if (*wrong != NULL) break;
+        if (asprintf(&env[n], "%s=%s", name, json_string_value(value)) < 0) {
+            env[n] = NULL;
+            *wrong = "no memory";
+        } else if (strchr(name, '=') != NULL || !guest_env_name_ok(env[n++])) {
+            *wrong = "holds a name that is no variable name";
+        }
+    }
+    if (*wrong == NULL) return env;
+    env_free(env);
+    return NULL;
+}
+
+static job *job_new(const args *a, session *s, char **env)
+{
+    job *j = calloc(1, sizeof *j);
+    if (j == NULL) return NULL;
+    j->owner = s;
+    j->command = strdup(a->command);
+    j->dir = a->dir ? strdup(a->dir) : NULL;
+    if (j->command == NULL || (a->dir != NULL && j->dir == NULL)) {
+        job_free(j);
+        return NULL;
+    }
+    aio_buf_init(&j->out, (size_t)guest_conf.max_output);
+    aio_buf_init(&j->err, (size_t)guest_conf.max_output);
+    aio_new_id(j->id);
+    j->env = env;
+    j->hard = a->hard > 0 ? a->hard : 0;
+    j->max_output = (size_t)a->max_output;
+    /* Only who can still reach the command while it runs can write to it; for all others its input ends at once. */
+    j->wants_input = a->async || a->timeout >= 0;
+    j->status = "pending";
+    return j;
+}
+
+/* Puts j at the end of its session's queue; false = that is too long. */
+static bool enqueue(session *s, job *j)
+{
+    size_t waiting = 0;
+    job **end = &s->queue;
+    for (; *end != NULL; end = &(*end)->next) waiting++;
+    if (waiting >= QUEUE_MAX) return false;
+    *end = j;
+    return true;
+}
+
+void aio_bash_exec(guest_req *req, const char *id)
+{
+    args a = { .timeout = -1, .hard = -1, .max_output = OUTPUT_DEFAULT };
+    json_auto_t *body = aio_fields(req, EXEC, &a);
+    const char *wrong = NULL;
+    (void)id;
+    if (body == NULL) return;
+    char **env = a.env ? env_of(a.env, &wrong) : NULL;
+    if (wrong != NULL) {
+        aio_reply_invalid(req, "env", wrong);
+        return;
+    }
+    struct stat st;
+    if (a.dir != NULL && (a.dir[0] != '/' || stat(a.dir, &st) < 0 || !S_ISDIR(st.st_mode))) {
+        env_free(env);
+        aio_reply_fail(req, 400, "exec_dir is no directory", NULL);
+        return;
+    }
+    session *s = a.session ? need(req, a.session) : session_new(req, NULL);
+    job *j = s ? job_new(&a, s, env) : NULL;
+    if (j == NULL || !enqueue(s, j)) {
+        if (j == NULL) env_free(env);
+        job_free(j);
+        if (s != NULL) aio_reply_fail(req, j ? 429 : 500, j ? "too many commands wait for this session" : "no memory", NULL);
+        return;
+    }
+    j->token = req->token;
+    j->req = req;
+    req->ctx = j;
+    req->on_close = on_exec_closed;
+    if (a.async) {
+        j->status = "running";
+        on_answer_due(&(guest_timer){ .ctx = j });
+    } else if (a.timeout >= 0) {
+        guest_timer_in(&j->answer, a.timeout, on_answer_due, j);
+    }
+    pump(s);
+}
+
+void aio_bash_output(guest_req *req, const char *id)
+{
+    static const aio_field OUTPUT[] = {
+        { "session_id", AIO_TEXT, true, offsetof(args, session) },
+        { "command_id", AIO_TEXT, false, offsetof(args, command_id) },
+        { "offset", AIO_COUNT, false, offsetof(args, offset) },
+        { "stderr_offset", AIO_COUNT, false, offsetof(args, err_offset) },
+        { "wait", AIO_BOOL, false, offsetof(args, wait) },
+        { "wait_timeout", AIO_SECONDS, false, offsetof(args, wait_timeout) },
+        AIO_END,
+    };
+    args a = { .wait_timeout = 30 };
+    json_auto_t *body = aio_fields(req, OUTPUT, &a);
+    session *s = body ? need(req, a.session) : NULL;
+    (void)id;
+    if (s == NULL) return;
+    const job *j = s->last;
+    if (a.command_id != NULL && (j == NULL || strcmp(j->id, a.command_id) != 0)) {
+        for (j = s->queue; j != NULL && strcmp(j->id, a.command_id) != 0;) j = j->next;
+        if (j == NULL) aio_reply_fail(req, 404, "Command not found", NULL);
+        else aio_reply_ok(req, json_pack("{s:s, s:s, s:s, s:i, s:i, s:{s:s, s:o, s:s}}", "session_id", s->id, "stdout", "",
+                                         "stderr", "", "offset", 0, "stderr_offset", 0, "command", "command_id", j->id,
+                                         "command", aio_text(j->command, strlen(j->command)), "status", j->status), NULL);
+        return;
+    }
+    bool news = j != NULL && (j->out.total > (uint64_t)a.offset || j->err.total > (uint64_t)a.err_offset);
+    if (!a.wait || news || !running(s)) {
+        aio_reply_ok(req, output_json(s, (uint64_t)a.offset, (uint64_t)a.err_offset), NULL);
+        return;
+    }
+    waiter *w = calloc(1, sizeof *w);
+    if (w == NULL) {
+        aio_reply_fail(req, 500, "no memory", NULL);
+        return;
+    }
+    *w = (waiter){ .next = s->waiters, .owner = s, .req = req, .from = (uint64_t)a.offset, .err_from = (uint64_t)a.err_offset };
+    s->waiters = w;
+    req->ctx = w;
+    req->on_close = on_wait_closed;
+    guest_timer_in(&w->limit, a.wait_timeout, on_wait_due, w);
+}
+
+void aio_bash_write(guest_req *req, const char *id)
+{
+    static const aio_field WRITE[] = {
+        { "session_id", AIO_TEXT, true, offsetof(args, session) },
+        { "command_id", AIO_TEXT, false, offsetof(args, command_id) },
+        { "input", AIO_TEXT, true, offsetof(args, input) },
+        AIO_END,
+    };
+    args a = { 0 };
+    json_auto_t *body = aio_fields(req, WRITE, &a);
+    session *s = body ? need(req, a.session) : NULL;
+    (void)id;
+    if (s == NULL) return;
+    const char *problem = NULL;
+    if (!running(s) || (a.command_id != NULL && strcmp(a.command_id, s->last->id) != 0)) problem = "the command does not run";
+    else if (!s->last->wants_input) problem = "this command was started without an input (async_mode or timeout give it one)";
+    else if (guest_cmd_write(s->last->cmd, a.input, strlen(a.input)) != strlen(a.input))
+        problem = "the command does not read its input: not all of it was taken";
+    if (problem != NULL) aio_reply_fail(req, 200, problem, NULL);
+    else aio_reply_ok(req, NULL, NULL);
+}
+
+void aio_bash_kill(guest_req *req, const char *id)
+{
+    static const aio_field KILL[] = {
+        { "session_id", AIO_TEXT, true, offsetof(args, session) },
+        { "signal", AIO_TEXT, false, offsetof(args, signal) },
+        AIO_END,
+    };
+    static const struct { const char *name; int sig; } SIGNALS[] = { { "SIGTERM", SIGTERM }, { "SIGKILL", SIGKILL },
+                                                                     { "SIGINT", SIGINT } };
+    args a = { .signal = "SIGTERM" };
+    json_auto_t *body = aio_fields(req, KILL, &a);
+    session *s = body ? need(req, a.session) : NULL;
+    int sig = 0;
+    (void)id;
+    if (s == NULL) return;
+    for (size_t i = 0; i < sizeof SIGNALS / sizeof *SIGNALS; i++)
+        if (strcmp(a.signal, SIGNALS[i].name) == 0) sig = SIGNALS[i].sig;
+    if (sig == 0) {
+        aio_reply_invalid(req, "signal", "must be SIGTERM, SIGKILL or SIGINT");
+        return;
+    }
+    if (running(s)) {
+        s->last->kill_asked = true;
+        if (sig == SIGKILL) guest_cmd_kill(s->last->cmd, GUEST_KILL_CANCELLED);
+        else guest_cmd_signal(s->last->cmd, sig);
+    }
+    aio_reply_ok(req, NULL, NULL);
+}
+
+void aio_bash_list(guest_req *req, const char *id)
+{
+    json_t *all = json_array();
+    (void)id;
+    for (session *s = sessions; s != NULL; s = s->next) json_array_append_new(all, session_json(s));
+    aio_reply_ok(req, all, NULL);
+}
+
+void aio_bash_create(guest_req *req, const char *id)
+{
+    static const aio_field CREATE[] = {
+        { "session_id", AIO_TEXT, false, offsetof(args, session) },
+        { "exec_dir", AIO_TEXT, false, offsetof(args, dir) },
+        AIO_END,
+    };
+    args a = { 0 };
+    json_auto_t *body = aio_fields(req, CREATE, &a);
+    guest_fault f = { 0 };
+    (void)id;
+    if (body == NULL) return;
+    if (a.session != NULL && (a.session[0] == 0 || strlen(a.session) > 256)) {
+        aio_reply_invalid(req, "session_id", "must have 1 to 256 characters");
+        return;
+    }
+    if (!guest_token_allows(req->token, &f)) {
+        aio_reply_fault(req, &f);
+        return;
+    }
+    session *s = a.session ? find(a.session) : NULL;
+    if (s == NULL) s = session_new(req, a.session);
+    if (s == NULL) return;
+    char *dir = a.dir && a.dir[0] == '/' && access(a.dir, X_OK) == 0 ? strdup(a.dir) : NULL;
+    if (dir != NULL) {
+        free(s->dir);
+        s->dir = dir;
+    }
+    aio_reply_ok(req, session_json(s), NULL);
+}
+
+void aio_bash_close(guest_req *req, const char *id)
+{
+    session *s = need(req, id);
+    if (s == NULL) return;
+    session_free(s);
+    aio_reply_ok(req, NULL, NULL);
+}

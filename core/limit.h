@@ -1,0 +1,19 @@
+/* limit.h -- what bounds one operation: a deadline and a cancel flag, handed down to every blocking primitive. */
+#ifndef PDK_LIMIT_H
+#define PDK_LIMIT_H
+
+#include "clock.h"
+#include <stdatomic.h>
+
+typedef struct pdk_limit {  /* owned by the operation; read by whoever works for it */
+    pdk_ns deadline;        /* on the REAL monotonic clock (pdk_now_monotonic); PDK_NEVER = none */
+    atomic_bool *cancelled; /* or NULL */
+} pdk_limit;
+#define PDK_NO_LIMIT ((pdk_limit){ PDK_NEVER, NULL })
+
+/* The limit that I/O on this thread is under now; never NULL. Primitives take the smaller of it and their own. */
+const pdk_limit *pdk_limit_current(void);
+/* Sets it for this thread and returns the former one, which must be set again. */
+const pdk_limit *pdk_limit_enter(const pdk_limit *limit);
+
+#endif

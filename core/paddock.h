@@ -1,0 +1,194 @@
+/* paddock.h -- the public C interface of paddock, a runtime for the life cycle of agent sandboxes.
+ *
+ * A runtime acquires a sandbox for an identity (user, thread), runs commands in it, parks it warm, hands it
+ * out again to the same identity, and tears it down behind a fence.
+ *
+ * Rules for every function here, unless it says otherwise:
+ *   Threads:  a pdk_runtime and a pdk_box may be used from any thread, by several at once.
+ *   Strings:  UTF-8 or plain bytes; arguments are read during the call and never kept.
+ *   Errors:   a failing function returns -1 or NULL and fills `err` (which may be NULL). It changed nothing,
+ *             or its message says what it left. `err` must start as PDK_NO_ERROR, and be given to
+ *             pdk_error_clear when it was filled.
+ *   Time:     seconds, as double; a duration is measured on the runtime's monotonic clock.
+ *   Forks:    after a host's fork, every call in the child fails with PDK_E_CLOSED.
+ */
+#ifndef PADDOCK_H
+#define PADDOCK_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#if defined(__GNUC__)
+#define PDK_API __attribute__((visibility("default")))
+#else
+#define PDK_API
+#endif
+
+#define PDK_VERSION "0.1.0"
+
+/* ---- errors ------------------------------------------------------------------------------------------- */
+
+/* The kinds: what a caller does next depends on the kind, and on `reason` where there is one. The name in
+ * Lua, JSON and logs is the second word. */
+#define PDK_ERROR_KINDS(X)                                                                                   \
+    X(INVALID_ARGUMENT, invalid_argument)             /* an option or argument is out of range; names it */  \
+    X(IDENTITY_COLLISION, identity_collision)         /* the id is tracked for another identity */           \
+    X(BEING_DESTROYED, being_destroyed)               /* a teardown of it is in progress */                  \
+    X(REPLACEMENT_DEFERRED, replacement_deferred)     /* must not be reused, cannot be replaced now; retry */ \
+    X(QUARANTINED, quarantined)                       /* may no longer be used in this way */                \
+    X(OWNERSHIP_UNAVAILABLE, ownership_unavailable)   /* the ownership store could not answer */             \
+    X(UNVERIFIED, unverified)                         /* a fact that admission needs is unknown */           \
+    X(CAPACITY_EXHAUSTED, capacity_exhausted)         /* a limit on sandboxes is reached */                  \
+    X(UNREADY, unready)                               /* created, but not ready within its limit */          \
+    X(LOST, lost)                                     /* the sandbox is no longer the caller's */            \
+    X(OUTCOME_UNKNOWN, outcome_unknown)               /* it may have happened; it is never replayed */       \
+    X(TIMEOUT, timeout)                               /* the operation's own deadline passed */              \
+    X(CANCELLED, cancelled)                           /* the caller cancelled it */                          \
+    X(CLOSED, closed)                                 /* the runtime or the box is closed */                 \
+    X(POLICY_ERROR, policy_error)                     /* a policy failed or answered outside its contract */ \
+    X(BACKEND_ERROR, backend_error)                   /* the engine failed; `stage` says in what */          \
+    X(SHARED_WORKSPACE_UNSUPPORTED, shared_workspace_unsupported)                                            \
+    X(PRESERVATION_UNSUPPORTED, preservation_unsupported)                                                    \
+    X(UNSUPPORTED, unsupported)                       /* not possible here or in this place */               \
+    X(IO_ERROR, io_error)                             /* local storage failed */                             \
+    X(NO_MEMORY, no_memory)
+
+typedef enum pdk_error_kind {
+    PDK_OK = 0,
+#define X(C, lua) PDK_E_##C,
+    PDK_ERROR_KINDS(X)
+#undef X
+    PDK_ERROR_KIND_COUNT
+} pdk_error_kind;
+
+typedef struct pdk_error pdk_error;
+struct pdk_error {
+    pdk_error_kind kind;
+    char reason[40];        /* a stable code, or empty */
+    int sys;                /* errno or CURLcode of the failing line; 0 = none */
+    char message[400];      /* one line for a person: the thing, the reason, what to do; never parsed */
+    char sandbox_id[64];    /* or empty */
+    char stage[24];         /* of a backend_error: create, acquire, discover, stop, ...; or empty */
+    int attempt;            /* which attempt failed, from 1; 0 = does not apply */
+    pdk_error *cause;       /* owned; NULL at the root */
+};
+#define PDK_NO_ERROR ((pdk_error){ .kind = PDK_OK })
+
+/* The kind's name, such as "invalid_argument". Static storage. */
+PDK_API const char *pdk_error_kind_name(pdk_error_kind kind);
+/* Frees the causes and sets `err` to PDK_NO_ERROR. NULL and PDK_NO_ERROR are fine. */
+PDK_API void pdk_error_clear(pdk_error *err);
+
+/* ---- a runtime ---------------------------------------------------------------------------------------- */
+
+typedef struct pdk_runtime pdk_runtime;
+typedef struct pdk_box pdk_box; /* one holder's grip on one sandbox */
+
+/* Opens a runtime. `config_file` is a Lua file that returns the table of options that `paddock.open` takes
+ * (NULL: all defaults). Returns NULL on error: invalid_argument names the option, policy_error the script. */
+PDK_API pdk_runtime *pdk_open(const char *config_file, pdk_error *err);
+/* As pdk_open, from the text of such a file. `name` is what errors call it. */
+PDK_API pdk_runtime *pdk_open_text(const char *text, const char *name, pdk_error *err);
+
+/* Tears down every tracked sandbox and stops the runtime's threads. 0, or -1 while something could not be
+ * stopped: then call it again. Afterwards every call but pdk_free answers PDK_E_CLOSED. Waits: for I/O. */
+PDK_API int pdk_shutdown(pdk_runtime *rt, pdk_error *err);
+/* Frees the handle, whatever state it is in; sandboxes that were not torn down are left to run. Boxes of it
+ * must have been freed, and no other call of it may be in flight. */
+PDK_API void pdk_free(pdk_runtime *rt);
+
+/* What is asked for. Zero it, then set fields. */
+typedef struct pdk_request {
+    const char *user;               /* NULL = the runtime's ambient user (option `user`) */
+    size_t user_len;                /* bytes; 0 = strlen(user) */
+    const char *thread;             /* NULL = none: a fresh sandbox that nothing can find again */
+    size_t thread_len;
+    const char *holder;             /* NULL = a fresh holder; else its name: binds or finds that holder */
+    bool no_holder;                 /* true = hand out without a holder */
+    const char *requirements_json;  /* NULL, or a JSON object for policies/requirements.lua */
+    double timeout;                 /* seconds for the whole call, waiting included; 0 = no limit */
+} pdk_request;
+
+/* Acquires a sandbox: 0 and *out (the caller's; pdk_release or pdk_box_free), or -1 and *out NULL.
+ * Waits: for its identity's turn and for I/O. */
+PDK_API int pdk_acquire(pdk_runtime *rt, const pdk_request *req, pdk_box **out, pdk_error *err);
+
+/* Facts of a box. The strings live as long as the box. */
+PDK_API const char *pdk_box_id(const pdk_box *box);
+PDK_API const char *pdk_box_generation(const pdk_box *box); /* or NULL when the engine has none */
+PDK_API const char *pdk_box_holder(const pdk_box *box);     /* or NULL with no_holder */
+PDK_API const char *pdk_box_source(const pdk_box *box);     /* "active", "warm", "discovered" or "created" */
+PDK_API int64_t pdk_box_token(const pdk_box *box);
+
+/* Releases the box's holder; the last release parks the sandbox. Releasing twice does nothing. The box must
+ * still be freed. 0, or -1 (`closed`, after the runtime is gone). */
+PDK_API int pdk_release(pdk_box *box, pdk_error *err);
+/* Releases if that was not done, and frees. NULL is fine. */
+PDK_API void pdk_box_free(pdk_box *box);
+
+/* 1 = confirmed absent (or never there), 0 = deferred: somebody holds it or is at work on it, or another
+ * generation has taken its place; -1 = error. `err->reason` says which on 0. Waits: for I/O. */
+PDK_API int pdk_destroy(pdk_runtime *rt, const char *sandbox_id, pdk_error *err);
+
+/* Reaps, renews and reconciles what is due; for runtimes with threads = false. Waits: for I/O. */
+PDK_API int pdk_tick(pdk_runtime *rt, pdk_error *err);
+/* Loads the policies again and swaps all of them at once, or nothing (policy_error). */
+PDK_API int pdk_reload(pdk_runtime *rt, pdk_error *err);
+
+/* ---- commands and files ------------------------------------------------------------------------------- */
+
+typedef enum pdk_outcome {
+    PDK_COMPLETED,      /* it ended by itself: exit_code */
+    PDK_SIGNALLED,      /* a signal ended it: signal */
+    PDK_HARD_TIMEOUT,   /* its time limit ended it and all its descendants */
+    PDK_OOM,            /* the memory limit ended it */
+    PDK_CMD_CANCELLED,  /* cancelled, or ended by a newer owner's fence */
+    PDK_UNKNOWN         /* it may have run; it is never replayed; the sandbox is fenced accordingly */
+} pdk_outcome;
+
+typedef struct pdk_command {
+    const char *command;        /* shell text */
+    size_t command_len;         /* bytes; 0 = strlen */
+    const char *const *env;     /* "NAME=value", NULL-terminated; NULL = none */
+    const char *cwd;            /* NULL = the sandbox's workspace */
+    const void *stdin_data;     /* NULL = end of input at once */
+    size_t stdin_len;
+    double timeout;             /* seconds; 0 = option command_timeout */
+    const char *scope;          /* NULL, or a name whose commands share one shell session */
+    const char *session;        /* NULL, or a session's own name */
+} pdk_command;
+
+typedef struct pdk_result {
+    pdk_outcome outcome;
+    char reason[24];            /* of PDK_UNKNOWN: "response" or "session_creation"; else empty */
+    int exit_code;              /* 128 + signal when signalled, 124 at the time limit; -1 = unknown */
+    int signal;                 /* 0 = none */
+    bool truncated;             /* output beyond the bound was dropped */
+    bool session_reset;         /* the session this ran in was new although the caller had one before */
+    double duration;            /* seconds */
+    char *out, *err;            /* raw bytes, a NUL after them; freed by pdk_result_free */
+    size_t out_len, err_len;
+} pdk_result;
+
+/* Runs a command. 0 when there is a result (also a failing or an ambiguous one), -1 when it was certainly not
+ * run (`lost`: the sandbox is no longer this holder's; `quarantined`; `invalid_argument`; ...). Waits: for it. */
+PDK_API int pdk_exec(pdk_box *box, const pdk_command *cmd, pdk_result *out, pdk_error *err);
+PDK_API const char *pdk_outcome_name(pdk_outcome outcome); /* "completed", "hard_timeout", ... */
+PDK_API void pdk_result_free(pdk_result *result);
+
+/* Files by absolute path inside the sandbox. Links that lead out of the sandbox's own root are refused. */
+PDK_API int pdk_write(pdk_box *box, const char *path, const void *data, size_t len, pdk_error *err);
+/* *data is the caller's (free), with a NUL after *len bytes. */
+PDK_API int pdk_read(pdk_box *box, const char *path, char **data, size_t *len, pdk_error *err);
+
+PDK_API const char *pdk_version(void);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

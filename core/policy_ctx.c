@@ -1,0 +1,406 @@
+/* policy_ctx.c -- ctx: a read-only look at packed bytes.
+ *
+ * Why no Lua table: a call reads a few of its fields, and copying all of them costs more than the call. And a table that
+ * a script keeps would carry one identity's data into the next call, where a view that is kept is dead: it knows
+ * the serial number of its call, and looks at the bytes only while that call runs.
+ *
+ * A script sees tables: type() says so, and pairs, ipairs, next, #, table.concat and table.unpack work. */
+#include "policy_internal.h"
+
+#include <lauxlib.h>
+#include <string.h>
+#include <stdio.h>
+#include <time.h>
+
+#define VIEW_TYPE "paddock.policy.view"
+#define SCAN_BYTES 512 /* of packed data skipped over for one unit of the budget */
+
+typedef struct view {
+    uint64_t serial; /* of the call */
+    pdk_view v;
+    bool root;       /* has config and now besides */
+    lua_Integer at;  /* list: the item that was read last, */
+    size_t cursor;   /* and where the one behind it begins: reading on is cheap */
+} view;
+
+static void push_view(lua_State *L, uint64_t serial, pdk_view v, bool root)
+{
+    view *u = lua_newuserdatauv(L, sizeof *u, 0);
+    *u = (view){ .serial = serial, .v = v, .root = root };
+    luaL_setmetatable(L, VIEW_TYPE);
+}
+
+static void push_value(lua_State *L, const view *from, pdk_view v)
+{
+    char tag = pdk_view_tag(v);
+    if (tag == '[' || tag == '{')
+        push_view(L, from->serial, v, false);
+    else
+        pdk_view_to_lua(L, v);
+}
+
+void pdk_policy_ctx_push(lua_State *L, pdk_policy_call *c)
+{
+    push_view(L, c->budget.serial, c->ctx, !c->plain);
+}
+
+bool pdk_policy_is_view(lua_State *L, int index)
+{
+    return luaL_testudata(L, index, VIEW_TYPE) != NULL;
+}
+
+/* The view at `index`, whose call is running; raises otherwise. */
+static view *live(lua_State *L, int index)
+{
+    view *u = luaL_checkudata(L, index, VIEW_TYPE);
+    pdk_budget *b = pdk_budget_of(L);
+    if (b == NULL || b->serial != u->serial)
+        luaL_error(L, "ctx is dead: it may not be kept after the call");
+    return u;
+}
+
+static pdk_view now_view(pdk_policy_call *c)
+{
+    if (c->now.len == 0) {
+        pdk_ns wall = pdk_clock_wall(c->p->clock);
+        time_t t = (time_t)(wall / PDK_NS_PER_S);
+        struct tm tm = { 0 };
+        localtime_r(&t, &tm);
+        pdk_mark m = pdk_begin_map(&c->now);
+        pdk_kv_int(&c->now, &m, "unix", t);
+        pdk_kv_int(&c->now, &m, "hour", tm.tm_hour);
+        pdk_kv_int(&c->now, &m, "minute", tm.tm_min);
+        pdk_kv_int(&c->now, &m, "weekday", tm.tm_wday == 0 ? 7 : tm.tm_wday); /* 1 = Monday */
+        pdk_end(&c->now, &m);
+    }
+    return pdk_view_of(&c->now);
+}
+
+static pdk_view extra(lua_State *L, const view *u, const char *key)
+{
+    pdk_policy_call *c = pdk_budget_of(L)->call;
+    if (!u->root)
+        return PDK_NO_VIEW;
+    if (strcmp(key, "config") == 0)
+        return pdk_view_of(&c->p->config);
+    if (strcmp(key, "now") == 0)
+        return now_view(c);
+    return PDK_NO_VIEW;
+}
+
+static pdk_view item(lua_State *L, view *u, lua_Integer i)
+{
+    pdk_view k, v = PDK_NO_VIEW;
+    if (i < 1 || (lua_Unsigned)i > pdk_view_count(u->v))
+        return v;
+    if (i <= u->at) {
+        u->at = 0;
+        u->cursor = 0;
+    }
+    while (u->at < i) {
+        if (!pdk_view_next(u->v, &u->cursor, &k, &v))
+            return PDK_NO_VIEW;
+        u->at++;
+        pdk_charge(L, v.len / SCAN_BYTES);
+    }
+    return v;
+}
+
+/* A key that is no string, in a map: only looked for when the map was made of a Lua table with such keys. */
+static pdk_view numbered(lua_State *L, const view *u, lua_Integer i)
+{
+    pdk_view k, v;
+    int64_t n;
+    size_t cursor = 0;
+    while (pdk_view_next(u->v, &cursor, &k, &v)) {
+        pdk_charge(L, 1);
+        if (pdk_view_tag(k) != 's' && pdk_view_int(k, &n) && n == i)
+            return v;
+    }
+    return PDK_NO_VIEW;
+}
+
+/* __index(view, key) */
+static int view_index(lua_State *L)
+{
+    view *u = live(L, 1);
+    pdk_view v = PDK_NO_VIEW;
+    if (lua_type(L, 2) == LUA_TSTRING) {
+        size_t len;
+        const char *key = lua_tolstring(L, 2, &len);
+        v = pdk_view_get_n(u->v, key, len);
+        if (pdk_view_is_nil(v))
+            v = extra(L, u, key);
+        if (u->v.len > SCAN_BYTES)
+            pdk_charge(L, u->v.len / SCAN_BYTES);
+    } else if (lua_type(L, 2) == LUA_TNUMBER) {
+        int whole;
+        lua_Integer i = lua_tointegerx(L, 2, &whole);
+        if (whole)
+            v = pdk_view_tag(u->v) == '[' ? item(L, u, i) : numbered(L, u, i);
+    }
+    push_value(L, u, v);
+    return 1;
+}
+
+static int view_newindex(lua_State *L)
+{
+    return luaL_error(L, "ctx is read-only: copy what you want to change");
+}
+
+static int view_len(lua_State *L)
+{
+    view *u = live(L, 1);
+    lua_pushinteger(L, pdk_view_tag(u->v) == '[' ? (lua_Integer)pdk_view_count(u->v) : 0);
+    return 1;
+}
+
+static int view_eq(lua_State *L)
+{
+    view *a = luaL_testudata(L, 1, VIEW_TYPE), *b = luaL_testudata(L, 2, VIEW_TYPE);
+    lua_pushboolean(L, a != NULL && b != NULL && a->serial == b->serial && a->v.p == b->v.p);
+    return 1;
+}
+
+static int view_tostring(lua_State *L)
+{
+    lua_pushliteral(L, "table (ctx)");
+    return 1;
+}
+
+/* ---- going through ---- */
+
+typedef struct walk {
+    size_t cursor;
+    lua_Integer i; /* list: the last index */
+    int extras;    /* root: how many of config and now have been given */
+} walk;
+
+/* Pushes the next key and value; false and nothing at the end. */
+static bool walk_on(lua_State *L, const view *u, walk *w)
+{
+    pdk_view k, v;
+    while (pdk_view_next(u->v, &w->cursor, &k, &v)) {
+        pdk_charge(L, 1 + v.len / SCAN_BYTES);
+        w->i++;
+        if (pdk_view_is_nil(v))
+            continue; /* a table has no such key */
+        if (pdk_view_tag(u->v) == '[')
+            lua_pushinteger(L, w->i);
+        else
+            push_value(L, u, k);
+        push_value(L, u, v);
+        return true;
+    }
+    static const char *const names[] = { "config", "now" };
+    while (u->root && w->extras < 2) {
+        const char *name = names[w->extras++];
+        if (!pdk_view_is_nil(pdk_view_get(u->v, name)))
+            continue;
+        v = extra(L, u, name);
+        if (pdk_view_is_nil(v))
+            continue;
+        lua_pushstring(L, name);
+        push_value(L, u, v);
+        return true;
+    }
+    return false;
+}
+
+static int pairs_next(lua_State *L)
+{
+    view *u = live(L, lua_upvalueindex(1));
+    return walk_on(L, u, lua_touserdata(L, lua_upvalueindex(2))) ? 2 : 0;
+}
+
+static int push_pairs(lua_State *L)
+{
+    live(L, 1);
+    lua_pushvalue(L, 1);
+    walk *w = lua_newuserdatauv(L, sizeof *w, 0);
+    *w = (walk){ 0 };
+    lua_pushcclosure(L, pairs_next, 2);
+    lua_pushvalue(L, 1);
+    lua_pushnil(L);
+    return 3;
+}
+
+int pdk_policy_next(lua_State *L)
+{
+    if (!pdk_policy_is_view(L, 1)) {
+        luaL_checktype(L, 1, LUA_TTABLE);
+        lua_settop(L, 2);
+        if (lua_next(L, 1) != 0)
+            return 2;
+        lua_pushnil(L);
+        return 1;
+    }
+    view *u = live(L, 1);
+    lua_settop(L, 2);
+    walk w = { 0 };
+    bool found = lua_isnil(L, 2);
+    while (walk_on(L, u, &w)) {
+        if (found)
+            return 2;
+        found = lua_rawequal(L, -2, 2);
+        lua_pop(L, 2);
+    }
+    if (!found)
+        return luaL_error(L, "invalid key to 'next'");
+    lua_pushnil(L);
+    return 1;
+}
+
+int pdk_policy_pairs(lua_State *L)
+{
+    luaL_checkany(L, 1);
+    if (pdk_policy_is_view(L, 1))
+        return push_pairs(L);
+    luaL_checktype(L, 1, LUA_TTABLE);
+    lua_pushcfunction(L, pdk_policy_next);
+    lua_pushvalue(L, 1);
+    lua_pushnil(L);
+    return 3;
+}
+
+int pdk_policy_type(lua_State *L)
+{
+    luaL_checkany(L, 1);
+    if (pdk_policy_is_view(L, 1))
+        lua_pushliteral(L, "table");
+    else
+        lua_pushstring(L, luaL_typename(L, 1));
+    return 1;
+}
+
+void pdk_policy_ctx_open(lua_State *L)
+{
+    static const luaL_Reg methods[] = {
+        { "__index", view_index }, { "__newindex", view_newindex }, { "__len", view_len }, { "__eq", view_eq },
+        { "__pairs", push_pairs }, { "__tostring", view_tostring }, { NULL, NULL },
+    };
+    if (luaL_newmetatable(L, VIEW_TYPE)) {
+        luaL_setfuncs(L, methods, 0);
+        lua_pushliteral(L, "table"); /* as messages call it */
+        lua_setfield(L, -2, "__name");
+        lua_pushboolean(L, 0);
+        lua_setfield(L, -2, "__metatable");
+    }
+    lua_pop(L, 1);
+}
+
+/* ---- answers ---- */
+
+typedef struct answer {
+    pdk_policy_call *c;
+    pdk_pack *out;
+    char path[100]; /* of the value at hand */
+} answer;
+
+static int pack_value(lua_State *L, int index, answer *a, int depth);
+
+static int refuse(answer *a, const char *why)
+{
+    snprintf(a->c->wrong, sizeof a->c->wrong, "the answer%s%s %s", a->path[0] == '\0' || a->path[0] == '[' ? "" : ".",
+             a->path, why);
+    return -1;
+}
+
+/* Whether the keys of the table at index are 1..n, n at least 1. */
+static bool is_list(lua_State *L, int index, lua_Integer *n)
+{
+    lua_Integer keys = 0;
+    *n = (lua_Integer)lua_rawlen(L, index);
+    for (lua_pushnil(L); lua_next(L, index) != 0; keys++) {
+        lua_pop(L, 1);
+        if (!lua_isinteger(L, -1) || lua_tointeger(L, -1) < 1 || lua_tointeger(L, -1) > *n) {
+            lua_pop(L, 1);
+            return false;
+        }
+    }
+    return keys == *n && keys > 0;
+}
+
+static int pack_list(lua_State *L, int index, answer *a, int depth, lua_Integer n)
+{
+    size_t base = strlen(a->path);
+    pdk_mark m = pdk_begin_list(a->out);
+    for (lua_Integer i = 1; i <= n; i++) {
+        lua_rawgeti(L, index, i);
+        snprintf(a->path + base, sizeof a->path - base, "[%lld]", (long long)i);
+        if (pack_value(L, lua_gettop(L), a, depth + 1) < 0)
+            return -1;
+        a->path[base] = '\0';
+        lua_pop(L, 1);
+        m.count++;
+    }
+    pdk_end(a->out, &m);
+    return 0;
+}
+
+static int pack_map(lua_State *L, int index, answer *a, int depth)
+{
+    size_t base = strlen(a->path);
+    pdk_mark m = pdk_begin_map(a->out);
+    for (lua_pushnil(L); lua_next(L, index) != 0; lua_pop(L, 1)) {
+        int k = lua_gettop(L) - 1;
+        if (lua_type(L, k) != LUA_TSTRING)
+            return refuse(a, "has a key that is no string");
+        snprintf(a->path + base, sizeof a->path - base, "%s%s", base > 0 ? "." : "", lua_tostring(L, k));
+        if (pack_value(L, k, a, depth + 1) < 0 || pack_value(L, k + 1, a, depth + 1) < 0)
+            return -1;
+        a->path[base] = '\0';
+        m.count++;
+    }
+    pdk_end(a->out, &m);
+    return 0;
+}
+
+static int pack_value(lua_State *L, int index, answer *a, int depth)
+{
+    size_t len = 0;
+    lua_Integer n;
+    pdk_charge(L, 1);
+    switch (lua_type(L, index)) {
+    case LUA_TNIL: case LUA_TNONE: pdk_put_nil(a->out); break;
+    case LUA_TBOOLEAN: pdk_put_bool(a->out, lua_toboolean(L, index)); break;
+    case LUA_TNUMBER:
+        if (lua_isinteger(L, index))
+            pdk_put_int(a->out, lua_tointeger(L, index));
+        else
+            pdk_put_num(a->out, lua_tonumber(L, index));
+        break;
+    case LUA_TSTRING: {
+        const char *s = lua_tolstring(L, index, &len);
+        pdk_put_str(a->out, s, len);
+        break;
+    }
+    case LUA_TTABLE:
+        if (depth >= PDK_PACK_DEPTH)
+            return refuse(a, "is nested too deeply (or contains itself)");
+        luaL_checkstack(L, 6, "an answer");
+        if ((is_list(L, index, &n) ? pack_list(L, index, a, depth, n) : pack_map(L, index, a, depth)) < 0)
+            return -1;
+        break;
+    default:
+        if (!pdk_policy_is_view(L, index)) {
+            char why[60];
+            snprintf(why, sizeof why, "is a %s; only plain data can be an answer", luaL_typename(L, index));
+            return refuse(a, why);
+        }
+        len = live(L, index)->v.len;
+        pdk_put_view(a->out, live(L, index)->v);
+        break;
+    }
+    pdk_charge(L, len / 64);
+    return a->out->failed || a->out->len > a->c->budget.allowed->memory ? refuse(a, "is too large") : 0;
+}
+
+int pdk_policy_pack_answer(lua_State *L, int index, pdk_policy_call *c, pdk_pack *out)
+{
+    answer a = { .c = c, .out = out };
+    int top = lua_gettop(L);
+    int rc = pack_value(L, lua_absindex(L, index), &a, 0);
+    lua_settop(L, top);
+    return rc;
+}

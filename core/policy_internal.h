@@ -1,0 +1,140 @@
+/* policy_internal.h -- what the policy*.c files share.
+ *
+ *   policy.c         the hooks as C functions: what goes in, what may come out; the cache of derive
+ *   policy_call.c    one protected, budgeted call, and how its failure becomes an error with file and line
+ *   policy_load.c    sources and files -> a set of functions; reload; describe
+ *   policy_env.c     the sealed environment
+ *   policy_ctx.c     the read-only view that scripts get as ctx, and answers back to packs
+ *   policy_answer.c  validation of packed answers
+ */
+#ifndef PDK_POLICY_INTERNAL_H
+#define PDK_POLICY_INTERNAL_H
+
+#include "budget.h"
+#include "policy.h"
+#include <stdatomic.h>
+
+typedef enum pdk_hook {
+    PDK_HOOK_DERIVE,
+    PDK_HOOK_RESOLVE,
+    PDK_HOOK_COMPOSE,
+    PDK_HOOK_DECIDE,
+    PDK_HOOK_IDLE_TIMEOUT,
+    PDK_HOOK_EVICT,
+    PDK_HOOK_NETWORK,
+    PDK_HOOKS
+} pdk_hook;
+#define PDK_POLICY_FILES 5
+extern const char *const pdk_policy_names[PDK_POLICY_FILES]; /* "identity", ... */
+typedef struct pdk_hook_info {
+    int file; /* index in pdk_policy_names */
+    const char *function;
+    bool required;
+} pdk_hook_info;
+extern const pdk_hook_info pdk_hook_infos[PDK_HOOKS];
+
+typedef struct pdk_policy_fn { /* guarded by the Lua mutex */
+    int ref;                   /* LUA_NOREF = the file has no such function */
+    int line;                  /* where it is defined, in `path` */
+    char *path;                /* owned; a required file's when the function comes from there */
+    int overruns;              /* in a row */
+    pdk_ns closed_until;       /* on the runtime's clock; not called before */
+} pdk_policy_fn;
+
+typedef struct pdk_policy_set { /* made and freed by policy_load.c; swapped under the Lua mutex */
+    pdk_policy_fn fns[PDK_HOOKS];
+    char *paths[PDK_POLICY_FILES]; /* owned; what errors call the file */
+    bool built_in[PDK_POLICY_FILES];
+    uint64_t generation;
+} pdk_policy_set;
+
+typedef struct pdk_derive_cache pdk_derive_cache; /* policy.c */
+
+struct pdk_policies {
+    pdk_script *script;     /* retained */
+    pdk_clock *clock;       /* borrowed, as is log */
+    pdk_log *log;           /* or NULL */
+    pdk_pack sources, config; /* fixed at birth */
+    pdk_policy_set *set;    /* the Lua mutex: as no policy call gives it up, none is in flight when a set is swapped */
+    atomic_uint_least64_t generation; /* of `set`; written under the Lua mutex, read by anyone */
+    atomic_uint_least64_t tickets;    /* of reloads, in the order in which they began to read */
+    uint64_t loaded_ticket; /* the Lua mutex; of `set` */
+    pdk_derive_cache *cache; /* has a lock of its own */
+};
+
+/* What policy.require finds: the files of one folder, read before the Lua mutex is taken. */
+typedef struct pdk_policy_text {
+    char *name, *path;  /* "identity.lua"; what errors call it */
+    char *text;         /* NULL = not readable: */
+    const char *why;    /* static */
+    size_t len;
+} pdk_policy_text;
+typedef struct pdk_policy_folder {
+    pdk_policy_text *texts;
+    size_t count;
+} pdk_policy_folder;
+
+typedef struct pdk_policy_call { /* lives on the caller's C stack for one call of a hook, or one load of a file */
+    pdk_budget budget;
+    pdk_policies *p;
+    pdk_hook hook;                  /* of a call */
+    pdk_policy_fn *fn;              /* of a call */
+    const char *what;               /* the function's name, or "loading" */
+    const char *path;               /* of the function, or the file that is loaded */
+    int line;
+    pdk_view ctx;                   /* the packed ctx (a map), or evict's list */
+    bool plain;                     /* ctx gets no config and no now */
+    pdk_pack now;                   /* ctx.now, made at the first look; freed by the caller */
+    int log_lines;
+    int results;
+    void (*read)(lua_State *L, struct pdk_policy_call *c, int first); /* takes the results; may raise */
+    void (*check)(struct pdk_policy_call *c); /* or NULL; judges what read took, without Lua */
+    pdk_pack *answer;               /* for read and check */
+    void *out;                      /* likewise */
+    char wrong[240];                /* set by either: what is wrong with the answer */
+    pdk_place place;                /* of the error that ended it */
+    const pdk_policy_folder *folder; /* of a load: for policy.require */
+    int loaded_ref;                 /* of a load: table of what policy.require has loaded */
+} pdk_policy_call;
+
+/* ---- policy_call.c ---- */
+/* Runs body(L) with the light userdata `c` as its argument, protected, within the budget, in the C locale. Afterwards
+ * nothing of it is on L. 0, or -1 and err. */
+int pdk_policy_run(lua_State *L, pdk_policy_call *c, lua_CFunction body, const pdk_allowance *allowed, pdk_error *err);
+/* The hook of the set in force: calls it with ctx and hands the results to c->read. 1 = done, 0 = the set has no such
+ * function, -1 = error. c has hook, ctx, plain, results, read
+ * and what these use set. */
+int pdk_policy_call_hook(pdk_policies *p, pdk_policy_call *c, pdk_error *err);
+
+/* ---- policy_env.c ---- */
+/* Pushes a fresh sealed environment. Raises. stack: +1 */
+void pdk_policy_env_push(lua_State *L);
+/* In a new policies object: metatables. Raises. stack: 0 */
+void pdk_policy_env_open(lua_State *L);
+/* Whether the error value at index was made by policy.fail; then its message. */
+const char *pdk_policy_failure(lua_State *L, int index);
+/* Loads and runs a text in a fresh environment. Raises. stack: +1, what it returned */
+void pdk_policy_run_text(lua_State *L, const char *path, const char *text, size_t len);
+
+/* ---- policy_ctx.c ---- */
+void pdk_policy_ctx_open(lua_State *L);
+void pdk_policy_ctx_push(lua_State *L, pdk_policy_call *c); /* the root view. stack: +1, raises */
+bool pdk_policy_is_view(lua_State *L, int index);
+int pdk_policy_type(lua_State *L);  /* type, next, pairs as a policy sees them */
+int pdk_policy_next(lua_State *L);
+int pdk_policy_pairs(lua_State *L);
+/* Packs an answer. 0, or -1 and c->wrong. May raise (the budget); `out` belongs to the caller. stack: 0 */
+int pdk_policy_pack_answer(lua_State *L, int index, pdk_policy_call *c, pdk_pack *out);
+
+/* ---- policy_answer.c: packed answers -> normalized packs, or -1 and `wrong` ---- */
+typedef struct pdk_wrong { /* where the text about a wrong answer goes */
+    char *text;
+    size_t size;
+} pdk_wrong;
+int pdk_answer_requirements(pdk_view answer, pdk_view base, pdk_pack *out, pdk_wrong wrong);
+int pdk_answer_mounts(pdk_view answer, pdk_pack *out, pdk_log *log, pdk_wrong wrong);
+
+/* ---- policy_load.c ---- */
+void pdk_policy_set_free(pdk_script *s, pdk_policy_set *set);
+
+#endif

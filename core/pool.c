@@ -1,0 +1,462 @@
+/* pool.c -- the registry.
+ *
+ * Why one file: a state, the list that it stands on, the identity's mapping and the counts must change together; while two
+ * files can each do a part of that, every new state is one more chance to forget the other part.
+ *
+ * True whenever the registry lock is free (pdk_pool_check):
+ *   1  an entry is on the LRU exactly when it is WARM
+ *   2  a WARM entry has no holder and no client
+ *   3  an entry is mapped by identity exactly when it is ACTIVE and its identity is known; one entry per identity
+ *   4  the counts agree with the states
+ *   5  an ABSENT entry has a reservation or an intent, and nothing else
+ */
+#include "pool.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const bool MOVES[PDK_STATES][PDK_STATES] = {
+    [PDK_ABSENT] = { [PDK_ACTIVE] = true, [PDK_WARM] = true, [PDK_KEPT] = true },
+    [PDK_ACTIVE] = { [PDK_ACTIVE] = true, [PDK_WARM] = true, [PDK_KEPT] = true, [PDK_ABSENT] = true },
+    [PDK_WARM]   = { [PDK_ACTIVE] = true, [PDK_KEPT] = true, [PDK_ABSENT] = true },
+    [PDK_KEPT]   = { [PDK_ACTIVE] = true, [PDK_WARM] = true, [PDK_KEPT] = true, [PDK_ABSENT] = true },
+};
+
+const char *pdk_state_name(pdk_state s)
+{
+    static const char *const names[PDK_STATES] = { "absent", "active", "warm", "kept" };
+    return (unsigned)s < PDK_STATES ? names[s] : "?";
+}
+
+/* ---- birth and death ---- */
+
+void pdk_pool_init(pdk_pool *p)
+{
+    memset(p, 0, sizeof *p);
+    pdk_mutex_init(&p->registry);
+    pdk_cond_init(&p->changed);
+    p->next_incarnation = p->next_op = 1;
+}
+
+static void scopes_free(pdk_entry *e)
+{
+    for (pdk_scope *s = e->scopes, *next; s != NULL; s = next) {
+        next = s->next;
+        free(s);
+    }
+    e->scopes = NULL;
+}
+
+static void entry_free(pdk_entry *e)
+{
+    free(e->user);
+    free(e->thread);
+    free(e->generation);
+    pdk_pack_free(&e->info);
+    pdk_pack_free(&e->requirements);
+    scopes_free(e);
+    free(e);
+}
+
+void pdk_pool_free(pdk_pool *p)
+{
+    for (pdk_node *n = pdk_map_each(&p->holders, NULL), *next; n != NULL; n = next) {
+        next = pdk_map_each(&p->holders, n);
+        free(PDK_OF(n, pdk_holder, by_name));
+    }
+    for (pdk_node *n = pdk_map_each(&p->ids, NULL), *next; n != NULL; n = next) {
+        next = pdk_map_each(&p->ids, n);
+        pdk_entry *e = PDK_OF(n, pdk_entry, by_id);
+        pdk_client_unref(e->client);
+        entry_free(e);
+    }
+    pdk_map_free(&p->holders);
+    pdk_map_free(&p->ids);
+    pdk_map_free(&p->identities);
+    free(p->heap);
+    pdk_cond_destroy(&p->changed);
+    pdk_mutex_destroy(&p->registry);
+}
+
+pdk_entry *pdk_pool_find(pdk_pool *p, const char *id)
+{
+    uint64_t hash = pdk_hash(id, strlen(id));
+    for (pdk_node *n = pdk_map_chain(&p->ids, hash); n != NULL; n = n->next) {
+        pdk_entry *e = PDK_OF(n, pdk_entry, by_id);
+        if (n->hash == hash && strcmp(e->id, id) == 0)
+            return e;
+    }
+    return NULL;
+}
+
+pdk_entry *pdk_pool_entry(pdk_pool *p, const char *id)
+{
+    pdk_entry *e = pdk_pool_find(p, id);
+    if (e != NULL)
+        return e;
+    e = calloc(1, sizeof *e);
+    if (e == NULL)
+        return NULL;
+    strncpy(e->id, id, sizeof e->id - 1);
+    e->due = PDK_NEVER;
+    e->idle_limit = -1;
+    if (!pdk_map_insert(&p->ids, &e->by_id, pdk_hash(e->id, strlen(e->id)))) {
+        free(e);
+        return NULL;
+    }
+    p->count[PDK_ABSENT]++;
+    return e;
+}
+
+/* ---- identities ---- */
+
+static uint64_t identity_hash(const char *user, size_t user_len, const char *thread, size_t thread_len)
+{
+    return pdk_hash(user, user_len) * 31 + pdk_hash(thread, thread_len); /* lengths are part of each hash */
+}
+
+bool pdk_entry_is(const pdk_entry *e, const pdk_identity *who)
+{
+    return e->has_identity && e->user_len == who->user_len && e->thread_len == who->thread_len &&
+           memcmp(e->user, who->user, who->user_len) == 0 && memcmp(e->thread, who->thread, who->thread_len) == 0;
+}
+
+pdk_entry *pdk_pool_by_identity(pdk_pool *p, const pdk_identity *who)
+{
+    uint64_t hash = identity_hash(who->user, who->user_len, who->thread, who->thread_len);
+    for (pdk_node *n = pdk_map_chain(&p->identities, hash); n != NULL; n = n->next) {
+        pdk_entry *e = PDK_OF(n, pdk_entry, by_identity);
+        if (n->hash == hash && pdk_entry_is(e, who))
+            return e;
+    }
+    return NULL;
+}
+
+static char *copy_bytes(const char *s, size_t len)
+{
+    char *c = malloc(len + 1);
+    if (c != NULL) {
+        if (len > 0)
+            memcpy(c, s, len);
+        c[len] = '\0';
+    }
+    return c;
+}
+
+bool pdk_entry_set_identity(pdk_entry *e, const pdk_identity *who)
+{
+    if (e->has_identity)
+        return pdk_entry_is(e, who);
+    char *user = copy_bytes(who->user, who->user_len), *thread = copy_bytes(who->thread, who->thread_len);
+    if (user == NULL || thread == NULL) {
+        free(user);
+        free(thread);
+        return false;
+    }
+    e->user = user;
+    e->thread = thread;
+    e->user_len = who->user_len;
+    e->thread_len = who->thread_len;
+    e->has_identity = true;
+    return true;
+}
+
+/* ---- metadata ---- */
+
+bool pdk_entry_set_info(pdk_pool *p, pdk_entry *e, pdk_view info, bool new_incarnation)
+{
+    pdk_pack copy = PDK_NO_PACK;
+    pdk_view gen = pdk_view_get(info, "generation");
+    char *generation = NULL;
+    if (!pdk_pack_copy(&copy, info))
+        return false;
+    if (!pdk_view_is_nil(gen) && (generation = pdk_view_dup(gen)) == NULL) {
+        pdk_pack_free(&copy);
+        return false;
+    }
+    bool same = e->generation != NULL && generation != NULL && strcmp(e->generation, generation) == 0;
+    if (!same) { /* what is known of a generation is not true of the next one */
+        memset(e->plane, 0, sizeof e->plane);
+        scopes_free(e);
+        e->retry = e->journaled = e->doomed = false;
+        e->created_at = 0;
+    }
+    if (!same || new_incarnation)
+        e->incarnation = p->next_incarnation++;
+    pdk_pack_free(&e->info);
+    free(e->generation);
+    e->info = copy;
+    e->generation = generation;
+    return true;
+}
+
+bool pdk_entry_dirty(const pdk_entry *e)
+{
+    for (int i = 0; i < PDK_PLANES; i++)
+        if (e->plane[i].ambiguous || (e->plane[i].pending > 0 && e->holder_count == 0))
+            return true;
+    return false;
+}
+
+bool pdk_entry_held(const pdk_entry *e)
+{
+    return e->holder_count > 0;
+}
+
+/* ---- the heap of what is due ---- */
+
+static void heap_put(pdk_pool *p, size_t at, pdk_entry *e)
+{
+    p->heap[at] = e;
+    e->heap_at = at;
+}
+
+static void heap_up(pdk_pool *p, size_t at)
+{
+    pdk_entry *e = p->heap[at];
+    for (; at > 1 && p->heap[at / 2]->due > e->due; at /= 2)
+        heap_put(p, at, p->heap[at / 2]);
+    heap_put(p, at, e);
+}
+
+static void heap_down(pdk_pool *p, size_t at)
+{
+    pdk_entry *e = p->heap[at];
+    for (size_t child; (child = at * 2) <= p->heap_len; at = child) {
+        if (child < p->heap_len && p->heap[child + 1]->due < p->heap[child]->due)
+            child++;
+        if (p->heap[child]->due >= e->due)
+            break;
+        heap_put(p, at, p->heap[child]);
+    }
+    heap_put(p, at, e);
+}
+
+static void heap_remove(pdk_pool *p, pdk_entry *e)
+{
+    size_t at = e->heap_at;
+    pdk_entry *last = p->heap[p->heap_len--];
+    e->heap_at = 0;
+    if (last == e)
+        return;
+    heap_put(p, at, last);
+    heap_up(p, at);
+    heap_down(p, last->heap_at);
+}
+
+void pdk_pool_set_due(pdk_pool *p, pdk_entry *e, pdk_ns due)
+{
+    e->due = due;
+    if (due == PDK_NEVER) {
+        if (e->heap_at != 0)
+            heap_remove(p, e);
+        return;
+    }
+    if (e->heap_at == 0) {
+        if (p->heap_len + 1 >= p->heap_cap) {
+            size_t cap = p->heap_cap == 0 ? 64 : p->heap_cap * 2;
+            pdk_entry **heap = realloc(p->heap, cap * sizeof(*heap));
+            if (heap == NULL) { /* it is not reaped by age then; eviction and shutdown still find it */
+                e->due = PDK_NEVER;
+                return;
+            }
+            p->heap = heap;
+            p->heap_cap = cap;
+        }
+        heap_put(p, ++p->heap_len, e);
+    }
+    heap_up(p, e->heap_at);
+    heap_down(p, e->heap_at);
+}
+
+/* ---- moves ---- */
+
+static void lru_add(pdk_pool *p, pdk_entry *e)
+{
+    e->newer = NULL;
+    e->older = p->newest;
+    if (p->newest != NULL)
+        p->newest->newer = e;
+    else
+        p->oldest = e;
+    p->newest = e;
+}
+
+static void lru_remove(pdk_pool *p, pdk_entry *e)
+{
+    *(e->older != NULL ? &e->older->newer : &p->oldest) = e->newer;
+    *(e->newer != NULL ? &e->newer->older : &p->newest) = e->older;
+    e->older = e->newer = NULL;
+}
+
+static void set_mapped(pdk_pool *p, pdk_entry *e, bool mapped)
+{
+    if (mapped == e->mapped)
+        return;
+    if (!mapped)
+        pdk_map_remove(&p->identities, &e->by_identity);
+    else if (!pdk_map_insert(&p->identities, &e->by_identity,
+                             identity_hash(e->user, e->user_len, e->thread, e->thread_len)))
+        return; /* it will be found by its id instead */
+    e->mapped = mapped;
+}
+
+void pdk_entry_move(pdk_pool *p, pdk_entry *e, pdk_state to)
+{
+    assert(MOVES[e->state][to]);
+    assert(to != PDK_WARM || e->holder_count == 0);
+    if (e->state == PDK_WARM)
+        lru_remove(p, e);
+    p->count[e->state]--;
+    e->state = to;
+    p->count[to]++;
+    if (to == PDK_WARM)
+        lru_add(p, e);
+    set_mapped(p, e, to == PDK_ACTIVE && e->has_identity);
+    if (to == PDK_ABSENT) {
+        pdk_pool_set_due(p, e, PDK_NEVER);
+        pdk_pool_drop_holders(p, e);
+        scopes_free(e);
+        memset(e->plane, 0, sizeof e->plane);
+        pdk_pack_free(&e->info);
+        pdk_pack_free(&e->requirements);
+        free(e->generation);
+        free(e->user);
+        free(e->thread);
+        e->generation = e->user = e->thread = NULL;
+        e->user_len = e->thread_len = 0;
+        e->has_identity = e->retry = e->journaled = e->doomed = e->park_asked = e->keep_del = false;
+        e->incarnation = 0;
+        e->token = 0;
+        if (e->lease == PDK_LEASE_OWN)
+            e->lease = PDK_LEASE_NONE;
+        e->lease_until = e->last_used = e->parked_at = e->health_ok_at = e->created_at = 0;
+        e->idle_limit = -1;
+    }
+}
+
+void pdk_entry_sweep(pdk_pool *p, pdk_entry *e)
+{
+    if (e->state != PDK_ABSENT || e->reserved != 0 || e->intents > 0 || e->renewing || e->busy > 0)
+        return;
+    assert(e->client == NULL && e->holders == NULL && e->heap_at == 0 && !e->mapped);
+    pdk_map_remove(&p->ids, &e->by_id);
+    p->count[PDK_ABSENT]--;
+    entry_free(e);
+}
+
+/* ---- holders ---- */
+
+pdk_holder *pdk_pool_holder(pdk_pool *p, const char *name)
+{
+    uint64_t hash = pdk_hash(name, strlen(name));
+    for (pdk_node *n = pdk_map_chain(&p->holders, hash); n != NULL; n = n->next) {
+        pdk_holder *h = PDK_OF(n, pdk_holder, by_name);
+        if (n->hash == hash && strcmp(h->name, name) == 0)
+            return h;
+    }
+    return NULL;
+}
+
+pdk_holder *pdk_pool_bind(pdk_pool *p, pdk_entry *e, const char *name, bool asks_park)
+{
+    pdk_holder *h = pdk_pool_holder(p, name);
+    if (h != NULL && h->entry != e) /* its sandbox is gone or another's: the caller has checked that it may move on */
+        pdk_pool_unbind(p, h), h = NULL;
+    if (h == NULL) {
+        size_t len = strlen(name);
+        h = calloc(1, sizeof *h + len + 1);
+        if (h == NULL)
+            return NULL;
+        memcpy(h->name, name, len + 1);
+        h->entry = e;
+        if (!pdk_map_insert(&p->holders, &h->by_name, pdk_hash(name, len))) {
+            free(h);
+            return NULL;
+        }
+        h->next = e->holders;
+        e->holders = h;
+        e->holder_count++;
+    }
+    h->incarnation = e->incarnation;
+    h->token = e->token;
+    h->asks_park |= asks_park;
+    return h;
+}
+
+void pdk_pool_unbind(pdk_pool *p, pdk_holder *h)
+{
+    pdk_entry *e = h->entry;
+    for (pdk_holder **at = &e->holders; *at != NULL; at = &(*at)->next)
+        if (*at == h) {
+            *at = h->next;
+            break;
+        }
+    e->holder_count--;
+    pdk_map_remove(&p->holders, &h->by_name);
+    free(h);
+}
+
+void pdk_pool_drop_holders(pdk_pool *p, pdk_entry *e)
+{
+    while (e->holders != NULL)
+        pdk_pool_unbind(p, e->holders);
+}
+
+/* ---- clients ---- */
+
+pdk_client *pdk_client_new(pdk_iface *object)
+{
+    pdk_client *c = calloc(1, sizeof *c);
+    if (c == NULL) {
+        pdk_iface_free(object);
+        return NULL;
+    }
+    atomic_init(&c->refs, 1);
+    c->object = object;
+    return c;
+}
+pdk_client *pdk_client_ref(pdk_client *c)
+{
+    if (c != NULL)
+        atomic_fetch_add(&c->refs, 1);
+    return c;
+}
+void pdk_client_unref(pdk_client *c)
+{
+    if (c != NULL && atomic_fetch_sub(&c->refs, 1) == 1) {
+        pdk_iface_free(c->object);
+        free(c);
+    }
+}
+
+/* ---- invariants ---- */
+
+void pdk_pool_check(pdk_pool *p)
+{
+#ifdef PDK_CHECKS
+    size_t count[PDK_STATES] = { 0 }, warm = 0;
+    for (pdk_node *n = pdk_map_each(&p->ids, NULL); n != NULL; n = pdk_map_each(&p->ids, n)) {
+        pdk_entry *e = PDK_OF(n, pdk_entry, by_id);
+        count[e->state]++;
+        int holders = 0;
+        for (pdk_holder *h = e->holders; h != NULL; h = h->next, holders++)
+            assert(h->entry == e);
+        assert(holders == e->holder_count);
+        assert(e->state != PDK_WARM || (e->holder_count == 0 && e->client == NULL));
+        assert(!e->mapped || (e->state == PDK_ACTIVE && e->has_identity));
+        assert(e->state != PDK_ABSENT || e->reserved != 0 || e->intents > 0 || e->renewing || e->busy > 0);
+        assert(e->heap_at == 0 || p->heap[e->heap_at] == e);
+    }
+    for (pdk_entry *e = p->oldest; e != NULL; e = e->newer, warm++)
+        assert(e->state == PDK_WARM && (e->newer == NULL ? p->newest == e : e->newer->older == e));
+    for (size_t i = 2; i <= p->heap_len; i++)
+        assert(p->heap[i / 2]->due <= p->heap[i]->due);
+    assert(warm == count[PDK_WARM]);
+    for (int s = 0; s < PDK_STATES; s++)
+        assert(count[s] == p->count[s]);
+#else
+    (void)p;
+#endif
+}

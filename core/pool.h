@@ -1,0 +1,150 @@
+/* pool.h -- the registry: which sandboxes this process knows, and the state of each; and who holds them.
+ *
+ * Everything here is guarded by `registry`. It is held for a few hundred nanoseconds, never across I/O, never across Lua.
+ * Functions marked PDK_REQUIRES expect it held; whoever needs several of them in one critical section (a test and a
+ * reservation; a check and a hand-out) takes it once around them.
+ *
+ * Lock order: an identity's turn (serial.c), then the Lua mutex or the registry; never both of the last two.
+ */
+#ifndef PDK_POOL_H
+#define PDK_POOL_H
+
+#include "iface.h"
+#include "map.h"
+#include "policy.h"
+
+typedef enum pdk_state {
+    PDK_ABSENT, /* nothing tracked: the entry carries a reservation or an intent only, and goes with it */
+    PDK_ACTIVE, /* handed out, held or not */
+    PDK_WARM,   /* parked */
+    PDK_KEPT,   /* a stop of it failed: only the metadata is kept, for the retry */
+    PDK_STATES
+} pdk_state;
+const char *pdk_state_name(pdk_state s);
+
+typedef enum pdk_plane { PDK_PLANE_SHELL, PDK_PLANE_BASH, PDK_PLANES } pdk_plane;
+
+/* What happened to the shells of one generation: it outlives clients (rows J4, J6). */
+typedef struct pdk_plane_fence {
+    bool default_fenced;   /* the default shell may hold a command of unknown outcome: never entered again */
+    bool ambiguous;        /* a session's creation is of unknown outcome: no further one; recycle */
+    int pending;           /* creations in flight */
+    char session[48];      /* the explicit session that stands in for a fenced default shell; or empty */
+} pdk_plane_fence;
+
+typedef struct pdk_scope { /* a scope's session in one generation */
+    struct pdk_scope *next;
+    char session[48];
+    bool ready;            /* its creation has been answered */
+    char name[];
+} pdk_scope;
+
+typedef struct pdk_client { /* one client object of a backend; reference counted by atomic `refs` */
+    atomic_int refs;
+    atomic_bool closed;
+    pdk_iface *object;
+} pdk_client;
+
+typedef struct pdk_entry pdk_entry;
+
+typedef struct pdk_holder {
+    pdk_node by_name;
+    struct pdk_holder *next;    /* of the same sandbox */
+    pdk_entry *entry;           /* never NULL while it is in the table */
+    uint64_t incarnation;       /* the entry's when it was bound: another one = lost */
+    int64_t token;              /* likewise */
+    bool asks_park;             /* its last release asks for parking */
+    char name[];
+} pdk_holder;
+
+struct pdk_entry {
+    pdk_node by_id, by_identity;
+    char id[64];                /* fixed at birth */
+    pdk_state state;
+    bool mapped;                /* stands in by_identity: ACTIVE with a known identity */
+    bool has_identity;
+    char *user, *thread;        /* owned; when has_identity */
+    size_t user_len, thread_len;
+
+    pdk_pack info;              /* what the backend told of it */
+    char *generation;           /* from info; NULL = unknown */
+    pdk_pack requirements;      /* of the acquire that created it, or that reclaimed it */
+    uint64_t incarnation;       /* a number of its own for each registration of a generation */
+    int64_t token;              /* of our lease; 0 = none */
+    enum { PDK_LEASE_NONE, PDK_LEASE_OWN, PDK_LEASE_DEL } lease; /* what we hold, as far as we know */
+    pdk_ns lease_until;         /* our own deadline for it, on the runtime's clock; 0 = none */
+    uint64_t epoch;             /* grows whenever an acquire publishes ownership */
+    int intents;                /* acquires that are publishing it */
+    uint64_t reserved;          /* the operation that is tearing it down; 0 = none */
+    bool renewing;              /* the renewer is at work on its lease */
+    bool release_after;         /* ... and shall release it when it is through (M15) */
+    bool keep_del;              /* a stop failed and neither record nor doom exists: the `del` lease goes on */
+    bool retry;                 /* a stop of this generation failed: fenced, and to be stopped again */
+    bool journaled, doomed;     /* of this generation */
+
+    pdk_client *client;
+    pdk_holder *holders;
+    int holder_count;
+    int busy;                   /* commands and file calls in flight */
+    bool park_asked;            /* an ordinary holder has asked; remembered until the last one leaves (L13) */
+    pdk_plane_fence plane[PDK_PLANES];
+    pdk_scope *scopes;
+
+    pdk_ns last_used, parked_at, health_ok_at, created_at; /* runtime clock; 0 = never */
+    double idle_limit;          /* seconds, what the policy answered last; 0 = never, negative = not asked yet */
+    uint64_t idle_generation;   /* of the policy set that was asked */
+    pdk_ns due;                 /* when the reaper looks at it; PDK_NEVER = it is on no heap */
+    size_t heap_at;             /* its place on the heap, from 1; 0 = none */
+    pdk_entry *older, *newer;   /* LRU of the WARM ones */
+};
+
+typedef struct pdk_pool {
+    pdk_mutex registry;
+    pdk_cond changed;           /* a reservation or a renewal ended; on the real clock */
+    pdk_map ids, identities, holders;
+    size_t count[PDK_STATES];
+    size_t creating;            /* creates in flight, for the caps */
+    pdk_entry *oldest, *newest; /* WARM */
+    pdk_entry **heap;           /* by due, smallest first; heap[1..heap_len] */
+    size_t heap_len, heap_cap;
+    uint64_t next_incarnation, next_op;
+    struct { uint64_t acquires, active, warm, discovered, created, destroyed, stop_failures, evicted, expired, lost; } stats;
+} pdk_pool;
+
+void pdk_pool_init(pdk_pool *p);
+void pdk_pool_free(pdk_pool *p); /* frees entries, holders and what they own; clients must be gone */
+/* Checks the invariants in builds with PDK_CHECKS (asserts). */
+void pdk_pool_check(pdk_pool *p) PDK_REQUIRES(p->registry);
+
+pdk_entry *pdk_pool_find(pdk_pool *p, const char *id) PDK_REQUIRES(p->registry);
+/* Finds or makes an ABSENT one. NULL = no memory. */
+pdk_entry *pdk_pool_entry(pdk_pool *p, const char *id) PDK_REQUIRES(p->registry);
+pdk_entry *pdk_pool_by_identity(pdk_pool *p, const pdk_identity *who) PDK_REQUIRES(p->registry);
+bool pdk_entry_is(const pdk_entry *e, const pdk_identity *who); /* a known, equal identity */
+/* Binds an identity to an entry that has none: false = no memory. */
+bool pdk_entry_set_identity(pdk_entry *e, const pdk_identity *who);
+/* Replaces the metadata: a new incarnation unless the generation is known and the same; plane fences, retry and journal
+ * marks of another generation are dropped. false = no memory, nothing changed. */
+bool pdk_entry_set_info(pdk_pool *p, pdk_entry *e, pdk_view info, bool new_incarnation) PDK_REQUIRES(p->registry);
+
+/* The one place where a state changes; keeps maps, LRU, heap and counts. */
+void pdk_entry_move(pdk_pool *p, pdk_entry *e, pdk_state to) PDK_REQUIRES(p->registry);
+/* Frees an ABSENT entry that nothing needs any longer. */
+void pdk_entry_sweep(pdk_pool *p, pdk_entry *e) PDK_REQUIRES(p->registry);
+void pdk_pool_set_due(pdk_pool *p, pdk_entry *e, pdk_ns due) PDK_REQUIRES(p->registry);
+/* Whether it must not serve again as it is (J7, L6): an ambiguous creation, or one abandoned with no holder left. */
+bool pdk_entry_dirty(const pdk_entry *e);
+bool pdk_entry_held(const pdk_entry *e); /* holders, or a command in flight */
+
+pdk_holder *pdk_pool_holder(pdk_pool *p, const char *name) PDK_REQUIRES(p->registry);
+/* Adds a holder, or upgrades one that is there. NULL = no memory. */
+pdk_holder *pdk_pool_bind(pdk_pool *p, pdk_entry *e, const char *name, bool asks_park) PDK_REQUIRES(p->registry);
+void pdk_pool_unbind(pdk_pool *p, pdk_holder *h) PDK_REQUIRES(p->registry);
+/* All holders of a sandbox that is gone. */
+void pdk_pool_drop_holders(pdk_pool *p, pdk_entry *e) PDK_REQUIRES(p->registry);
+
+pdk_client *pdk_client_new(pdk_iface *object); /* takes it, also on failure; NULL = no memory */
+pdk_client *pdk_client_ref(pdk_client *c);     /* NULL is fine */
+void pdk_client_unref(pdk_client *c);          /* any thread; frees the object with the last one */
+
+#endif

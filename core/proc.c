@@ -1,0 +1,529 @@
+/* proc.c -- children that the host does not notice.
+ *
+ * A child is made by clone(CLONE_VM | CLONE_VFORK | CLONE_PIDFD) with exit signal 0: a fork would copy the page tables of
+ * a host that may be large, and the host's wait() and SIGCHLD would see it end. Until it has called execve the child runs
+ * in this process's memory while the calling thread stands still, therefore:
+ *   - it uses raw system calls only (glibc's setuid would tell the host's other threads to follow it; a sanitizer's
+ *     interceptor would note the child's signal dispositions as the host's),
+ *   - it reports a failure through child_job, no pipe needed,
+ *   - changing its ids makes the shared memory non-dumpable, which it undoes at once (the host keeps its core dumps).
+ * Its descriptor table, signal table, working directory and mount namespace are its own.
+ *
+ * Locks: `abandoned_lock` guards the list of children that were closed before they ended. Nothing blocks under it.
+ */
+#include "proc.h"
+#include "fd.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <linux/mount.h>
+#include <poll.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/mount.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+
+#ifndef OPEN_TREE_CLONE
+#define OPEN_TREE_CLONE 1
+#endif
+#ifndef MOVE_MOUNT_F_EMPTY_PATH
+#define MOVE_MOUNT_F_EMPTY_PATH 4
+#endif
+#ifndef P_PIDFD
+#define P_PIDFD 3
+#endif
+
+#define MAX_FDS 64
+#define CHILD_STACK (64u << 10)
+#define KERNEL_SIGSET 8 /* bytes of a signal set as the kernel counts */
+
+/* What runs between clone and execve must not be instrumented: it shares this process's memory, not its bookkeeping. */
+#define UNINSTRUMENTED __attribute__((no_sanitize("address", "thread", "undefined"), noinline))
+
+/* ---- the child's side ------------------------------------------------------------------------------------ */
+
+typedef struct child_job { /* on the caller's stack, which stands still until the child has exec'd or failed */
+    const pdk_spawn *spec;
+    pdk_fd_map map[MAX_FDS + 3]; /* sorted by `to`; `from` is moved out of the way first */
+    size_t count;
+    int above;                   /* a number above every target */
+    int dumpable;                /* the host's, to put back */
+    const char *failed;          /* what did, or NULL */
+    int sys;
+} child_job;
+
+UNINSTRUMENTED static bool child_failed(child_job *job, const char *what)
+{
+    job->failed = what;
+    job->sys = errno;
+    return false;
+}
+
+UNINSTRUMENTED static void stage_name(char out[32], size_t n)
+{
+    char digits[12];
+    size_t len = 0, at = sizeof PDK_STAGE_DIR;
+    for (size_t i = 0; i < at - 1; i++) out[i] = PDK_STAGE_DIR[i];
+    out[at - 1] = '/';
+    do digits[len++] = (char)('0' + n % 10);
+    while ((n /= 10) > 0);
+    while (len > 0) out[at++] = digits[--len];
+    out[at] = 0;
+}
+
+/* The mounts are cloned before the namespace is left, since a mount of another namespace cannot be cloned; and the trees
+ * are attached after it, since they would appear on the host otherwise. */
+UNINSTRUMENTED static bool child_stage(child_job *job)
+{
+    const pdk_spawn *spec = job->spec;
+    int trees[MAX_FDS];
+    struct stat st[MAX_FDS];
+    for (size_t i = 0; i < spec->stage_count; i++) {
+        if (syscall(SYS_newfstatat, spec->stage[i], "", &st[i], AT_EMPTY_PATH) < 0) return child_failed(job, "stat a mount source");
+        trees[i] = (int)syscall(SYS_open_tree, spec->stage[i], "", OPEN_TREE_CLONE | AT_EMPTY_PATH | AT_RECURSIVE | O_CLOEXEC);
+        if (trees[i] < 0) return child_failed(job, "clone a mount source");
+    }
+    if (syscall(SYS_unshare, CLONE_NEWNS) < 0) return child_failed(job, "make a mount namespace");
+    if (syscall(SYS_mount, "none", "/", NULL, MS_REC | MS_PRIVATE, NULL) < 0) return child_failed(job, "make mounts private");
+    if (syscall(SYS_mount, "paddock", PDK_STAGE_DIR, "tmpfs", MS_NOSUID | MS_NODEV, "mode=0755,size=64k") < 0)
+        return child_failed(job, "mount a tmpfs on " PDK_STAGE_DIR);
+    for (size_t i = 0; i < spec->stage_count; i++) {
+        char name[32];
+        stage_name(name, i);
+        bool dir = S_ISDIR(st[i].st_mode);
+        long made = dir ? syscall(SYS_mkdirat, AT_FDCWD, name, 0755) : syscall(SYS_mknodat, AT_FDCWD, name, S_IFREG | 0644, 0);
+        if (made < 0) return child_failed(job, "make a mount point");
+        if (syscall(SYS_move_mount, trees[i], "", AT_FDCWD, name, MOVE_MOUNT_F_EMPTY_PATH) < 0)
+            return child_failed(job, "attach a mount source");
+    }
+    return true;
+}
+
+UNINSTRUMENTED static bool child_close_range(child_job *job, unsigned from, unsigned to)
+{
+    if (from > to || syscall(SYS_close_range, from, to, 0) == 0) return true;
+    if (errno != ENOSYS) return child_failed(job, "close descriptors");
+    struct rlimit r = { 0, 0 };
+    syscall(SYS_prlimit64, 0, RLIMIT_NOFILE, NULL, &r);
+    for (unsigned fd = from; fd <= to && fd < r.rlim_cur && fd < 1u << 20; fd++) syscall(SYS_close, fd);
+    return true;
+}
+
+UNINSTRUMENTED static bool child_descriptors(child_job *job)
+{
+    for (size_t i = 0; i < job->count; i++) { /* out of the way of the targets */
+        long moved = syscall(SYS_fcntl, job->map[i].from, F_DUPFD_CLOEXEC, job->above);
+        if (moved < 0) return child_failed(job, "duplicate a descriptor");
+        job->map[i].from = (int)moved;
+    }
+    unsigned next = 0;
+    for (size_t i = 0; i < job->count; i++) {
+        unsigned to = (unsigned)job->map[i].to;
+        if (syscall(SYS_dup3, job->map[i].from, to, 0) < 0) return child_failed(job, "place a descriptor");
+        if (to > 0 && !child_close_range(job, next, to - 1)) return false;
+        next = to + 1;
+    }
+    return child_close_range(job, next, ~0u);
+}
+
+UNINSTRUMENTED static bool child_identity(child_job *job)
+{
+    const pdk_spawn *spec = job->spec;
+    for (size_t i = 0; spec->limits != NULL && i < spec->limits->n; i++) {
+        struct rlimit r = { spec->limits->v[i].soft, spec->limits->v[i].hard };
+        if (syscall(SYS_prlimit64, 0, spec->limits->v[i].resource, &r, NULL) < 0) return child_failed(job, "set a resource limit");
+    }
+    if (spec->drop_ids) {
+        bool done = syscall(SYS_setgroups, 0, NULL) == 0 && syscall(SYS_setresgid, spec->gid, spec->gid, spec->gid) == 0 &&
+                    syscall(SYS_setresuid, spec->uid, spec->uid, spec->uid) == 0;
+        int sys = errno;
+        if (job->dumpable == 1) syscall(SYS_prctl, PR_SET_DUMPABLE, 1, 0, 0, 0);
+        errno = sys;
+        if (!done) return child_failed(job, "switch to the unprivileged user");
+    }
+    if (syscall(SYS_chdir, spec->cwd != NULL ? spec->cwd : "/") < 0) return child_failed(job, "change to the working directory");
+    syscall(SYS_umask, 022);
+    return true;
+}
+
+UNINSTRUMENTED static void child_signals(void)
+{
+    struct { /* the kernel's layout; a handler of 0 is SIG_DFL */
+        unsigned long handler, flags, restorer, mask;
+    } dfl = { 0, 0, 0, 0 };
+    for (int sig = 1; sig <= 64; sig++)
+        if (sig != SIGKILL && sig != SIGSTOP) syscall(SYS_rt_sigaction, sig, &dfl, NULL, KERNEL_SIGSET);
+    unsigned long none = 0;
+    syscall(SYS_rt_sigprocmask, SIG_SETMASK, &none, NULL, KERNEL_SIGSET);
+}
+
+UNINSTRUMENTED static int child_main(void *arg)
+{
+    child_job *job = arg;
+    const pdk_spawn *spec = job->spec;
+    syscall(SYS_setsid);
+    if ((spec->stage_count == 0 || child_stage(job)) && child_descriptors(job) && child_identity(job)) {
+        static const char *const no_env[] = { NULL };
+        child_signals();
+        syscall(SYS_execve, spec->argv[0], spec->argv, spec->env != NULL ? spec->env : no_env);
+        child_failed(job, "execute it");
+    }
+    syscall(SYS_exit, 127);
+    __builtin_unreachable();
+}
+
+/* ---- children that were closed before they ended ----------------------------------------------------------- */
+
+static pdk_mutex abandoned_lock = { PTHREAD_MUTEX_INITIALIZER }; /* static: usable before any runtime exists */
+static int *abandoned;       /* pidfds; abandoned_lock */
+static size_t abandoned_len; /* likewise */
+static size_t abandoned_cap; /* likewise */
+
+/* 1 = ended and reaped, 0 = runs, -1 = not ours (any more). */
+static int reap(int pidfd, int *status)
+{
+    siginfo_t info = { 0 };
+    if (waitid((idtype_t)P_PIDFD, (id_t)pidfd, &info, WEXITED | WNOHANG | __WALL) < 0) return errno == EINTR ? 0 : -1;
+    if (info.si_pid == 0) return 0;
+    bool exited = info.si_code == CLD_EXITED;
+    if (status != NULL) *status = exited ? (info.si_status & 0xff) << 8 : (info.si_status & 0x7f) | (info.si_code == CLD_DUMPED ? 0x80 : 0);
+    return 1;
+}
+
+static void abandoned_sweep(int add)
+{
+    PDK_GUARD(abandoned_lock);
+    size_t kept = 0;
+    for (size_t i = 0; i < abandoned_len; i++) {
+        if (reap(abandoned[i], NULL) == 0) abandoned[kept++] = abandoned[i];
+        else close(abandoned[i]);
+    }
+    abandoned_len = kept;
+    if (add >= 0 && reap(add, NULL) != 0) {
+        close(add);
+        add = -1;
+    }
+    if (add >= 0 && abandoned_len == abandoned_cap) {
+        size_t cap = abandoned_cap > 0 ? abandoned_cap * 2 : 16;
+        int *grown = realloc(abandoned, cap * sizeof *grown);
+        if (grown != NULL) abandoned = grown, abandoned_cap = cap;
+    }
+    if (add >= 0 && abandoned_len < abandoned_cap) abandoned[abandoned_len++] = add;
+    else if (add >= 0) close(add); /* no memory: a zombie until this process ends */
+}
+
+/* ---- spawning --------------------------------------------------------------------------------------------- */
+
+static int map_order(const void *a, const void *b)
+{
+    return ((const pdk_fd_map *)a)->to - ((const pdk_fd_map *)b)->to;
+}
+
+static int job_init(child_job *job, const pdk_spawn *spec, int null_fd, pdk_error *err)
+{
+    if (spec->fd_count > MAX_FDS || spec->stage_count > MAX_FDS)
+        return pdk_fail(err, PDK_E_INVALID_ARGUMENT, 0, "cannot start %s: more than %d descriptors", spec->argv[0], MAX_FDS);
+    *job = (child_job){ .spec = spec, .above = 3 };
+    for (size_t i = 0; i < spec->fd_count; i++) job->map[job->count++] = spec->fds[i];
+    for (int std = 0; std < 3; std++) {
+        bool given = false;
+        for (size_t i = 0; i < spec->fd_count; i++) given = given || spec->fds[i].to == std;
+        if (!given) job->map[job->count++] = (pdk_fd_map){ null_fd, std };
+    }
+    qsort(job->map, job->count, sizeof job->map[0], map_order);
+    for (size_t i = 0; i < job->count; i++) {
+        if (job->map[i].to < 0 || (i > 0 && job->map[i].to == job->map[i - 1].to))
+            return pdk_fail(err, PDK_E_INVALID_ARGUMENT, 0, "cannot start %s: descriptor %d is mapped twice or negative",
+                            spec->argv[0], job->map[i].to);
+        if (job->map[i].to >= job->above) job->above = job->map[i].to + 1;
+    }
+    job->dumpable = spec->drop_ids ? prctl(PR_GET_DUMPABLE) : 0;
+    return 0;
+}
+
+static pid_t clone_child(child_job *job, int *pidfd, int *sys)
+{
+    void *stack = mmap(NULL, CHILD_STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_STACK, -1, 0);
+    if (stack == MAP_FAILED) {
+        *sys = errno;
+        return -1;
+    }
+    /* A handler of the host must not run in the child, where it would see the host's memory. */
+    sigset_t all, old;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &old);
+    pid_t pid = clone(child_main, (char *)stack + CHILD_STACK, CLONE_VM | CLONE_VFORK | CLONE_PIDFD, job, pidfd);
+    *sys = errno;
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    munmap(stack, CHILD_STACK);
+    return pid;
+}
+
+int pdk_spawn_start(const pdk_spawn *spec, pdk_child *out, pdk_error *err)
+{
+    *out = (pdk_child){ .pidfd = -1 };
+    abandoned_sweep(-1);
+    PDK_AUTO_FD null_fd = open("/dev/null", O_RDWR | O_CLOEXEC);
+    if (null_fd < 0) return pdk_fail(err, PDK_E_IO_ERROR, errno, "cannot start %s: cannot open /dev/null", spec->argv[0]);
+    child_job job;
+    if (job_init(&job, spec, null_fd, err) < 0) return -1;
+    int sys = 0, pidfd = -1;
+    pid_t pid = clone_child(&job, &pidfd, &sys);
+    if (pid < 0) return pdk_fail(err, PDK_E_IO_ERROR, sys, "cannot start %s: no new process", spec->argv[0]);
+    if (job.failed != NULL) { /* it is about to exit */
+        siginfo_t info;
+        while (waitid((idtype_t)P_PIDFD, (id_t)pidfd, &info, WEXITED | __WALL) < 0 && errno == EINTR) continue;
+        close(pidfd);
+        return pdk_fail(err, PDK_E_IO_ERROR, job.sys, "cannot start %s: cannot %s", spec->argv[0], job.failed);
+    }
+    *out = (pdk_child){ .pidfd = pidfd, .pid = pid };
+    return 0;
+}
+
+/* ---- waiting ---------------------------------------------------------------------------------------------- */
+
+int pdk_poll_limited(struct pollfd *fds, size_t n, pdk_ns deadline, pdk_error *err, const char *what)
+{
+    const pdk_limit *limit = pdk_limit_current();
+    for (;;) {
+        pdk_ns now = pdk_now_monotonic();
+        if (limit->cancelled != NULL && atomic_load(limit->cancelled))
+            return pdk_fail(err, PDK_E_CANCELLED, 0, "%s: cancelled", what);
+        if (now >= limit->deadline) return pdk_fail(err, PDK_E_TIMEOUT, 0, "%s: the time limit passed", what);
+        pdk_ns until = deadline < limit->deadline ? deadline : limit->deadline;
+        pdk_ns left = until <= now ? 0 : until - now;
+        if (limit->cancelled != NULL && left > PDK_NS_PER_S / 20) left = PDK_NS_PER_S / 20; /* look at the flag 20 times a second */
+        struct timespec t = { (time_t)(left / PDK_NS_PER_S), (long)(left % PDK_NS_PER_S) };
+        int ready = ppoll(fds, n, until == PDK_NEVER && limit->cancelled == NULL ? NULL : &t, NULL);
+        if (ready > 0) return 1;
+        if (ready < 0 && errno != EINTR) return pdk_fail(err, PDK_E_IO_ERROR, errno, "%s: cannot wait", what);
+        if (ready == 0 && pdk_now_monotonic() >= deadline) return 0;
+    }
+}
+
+int pdk_child_wait(pdk_child *c, double seconds, int *status, pdk_error *err)
+{
+    pdk_ns deadline = pdk_after(pdk_now_monotonic(), pdk_seconds(seconds));
+    if (c->pidfd < 0) return pdk_fail(err, PDK_E_INVALID_ARGUMENT, 0, "process %d was waited for already", (int)c->pid);
+    struct pollfd p = { .fd = c->pidfd, .events = POLLIN };
+    for (;;) {
+        int ended = reap(c->pidfd, status);
+        if (ended > 0) {
+            close(c->pidfd);
+            c->pidfd = -1;
+            return 1;
+        }
+        if (ended < 0) return pdk_fail(err, PDK_E_IO_ERROR, errno, "cannot wait for process %d", (int)c->pid);
+        int ready = pdk_poll_limited(&p, 1, deadline, err, "waiting for a process");
+        if (ready <= 0) return ready;
+    }
+}
+
+int pdk_child_signal(pdk_child *c, int sig, pdk_error *err)
+{
+    if (c->pidfd < 0 || syscall(SYS_pidfd_send_signal, c->pidfd, sig, NULL, 0) == 0 || errno == ESRCH) return 0;
+    return pdk_fail(err, PDK_E_IO_ERROR, errno, "cannot signal process %d", (int)c->pid);
+}
+
+void pdk_child_close(pdk_child *c)
+{
+    if (c->pidfd >= 0) abandoned_sweep(pdk_fd_take(&c->pidfd));
+}
+
+/* ---- running to the end ------------------------------------------------------------------------------------ */
+
+typedef struct capture { /* one output of a child */
+    char *data;
+    size_t len, cap;
+    int fd; /* owned; -1 = at its end */
+} capture;
+
+void pdk_run_result_free(pdk_run_result *r)
+{
+    free(r->out);
+    free(r->err);
+    *r = (pdk_run_result){ 0 };
+}
+
+/* Reads what is there. What is beyond `max` is dropped, so that the child never blocks on us. */
+static int capture_read(capture *c, size_t max, bool *truncated, pdk_error *err)
+{
+    char buf[16384];
+    ssize_t n = read(c->fd, buf, sizeof buf);
+    if (n < 0 && (errno == EAGAIN || errno == EINTR)) return 0;
+    if (n <= 0) {
+        close(pdk_fd_take(&c->fd));
+        return 0;
+    }
+    size_t keep = (size_t)n < max - c->len ? (size_t)n : max - c->len;
+    if (keep < (size_t)n) *truncated = true;
+    if (c->len + keep + 1 > c->cap) {
+        size_t cap = c->cap == 0 ? 4096 : c->cap * 2;
+        while (cap < c->len + keep + 1) cap *= 2;
+        char *grown = realloc(c->data, cap);
+        if (grown == NULL) return pdk_fail(err, PDK_E_NO_MEMORY, 0, "no memory for %zu bytes of output", cap);
+        c->data = grown;
+        c->cap = cap;
+    }
+    memcpy(c->data + c->len, buf, keep);
+    c->len += keep;
+    return 0;
+}
+
+typedef struct run { /* the parent's ends of one pdk_run */
+    pdk_child child;
+    capture out, err;
+    int in; /* owned; -1 = closed */
+    const char *data;
+    size_t left;
+} run;
+
+static void run_leave(run *r)
+{
+    PDK_AUTO_ERROR ignored = PDK_NO_ERROR;
+    if (r->child.pidfd >= 0) {
+        kill(-r->child.pid, SIGKILL); /* its session; the number is its own as long as it is not reaped */
+        pdk_child_signal(&r->child, SIGKILL, &ignored);
+    }
+    pdk_child_close(&r->child);
+    if (r->out.fd >= 0) close(r->out.fd);
+    if (r->err.fd >= 0) close(r->err.fd);
+    if (r->in >= 0) close(r->in);
+    free(r->out.data);
+    free(r->err.data);
+}
+
+static void run_feed(run *r)
+{
+    ssize_t n = r->left > 0 ? write(r->in, r->data, r->left) : 0;
+    if (n < 0 && (errno == EAGAIN || errno == EINTR)) return;
+    if (n > 0) {
+        r->data += n;
+        r->left -= (size_t)n;
+    }
+    if (n < 0 || r->left == 0) close(pdk_fd_take(&r->in)); /* a child that reads no more is no error */
+}
+
+static int run_pump(run *r, size_t max, pdk_ns deadline, const char *what, bool *truncated, pdk_error *err)
+{
+    while (r->out.fd >= 0 || r->err.fd >= 0 || r->in >= 0) {
+        /* The direct child's end is the end, even if something that it left behind keeps the pipes open. */
+        struct pollfd p[4] = { { r->out.fd, POLLIN, 0 }, { r->err.fd, POLLIN, 0 }, { r->in, POLLOUT, 0 },
+                               { r->child.pidfd, POLLIN, 0 } };
+        int ready = pdk_poll_limited(p, 4, deadline, err, what);
+        if (ready < 0) return -1;
+        if (ready == 0) return pdk_fail(err, PDK_E_TIMEOUT, 0, "%s: did not end within its limit and was killed", what);
+        if (p[2].revents != 0) run_feed(r);
+        if (p[0].revents != 0 && capture_read(&r->out, max, truncated, err) < 0) return -1;
+        if (p[1].revents != 0 && capture_read(&r->err, max, truncated, err) < 0) return -1;
+        if (p[3].revents != 0 && p[0].revents == 0 && p[1].revents == 0) return 0;
+    }
+    return 0;
+}
+
+/* SIGPIPE must not reach the host when a child closes its input early: on a socket, MSG_NOSIGNAL would do; a pipe needs
+ * the signal blocked on this thread, and taken back if it came. */
+static int run_pump_quiet(run *r, size_t max, pdk_ns deadline, const char *what, bool *truncated, pdk_error *err)
+{
+    sigset_t broken, old, waiting;
+    sigemptyset(&broken);
+    sigaddset(&broken, SIGPIPE);
+    sigpending(&waiting);
+    bool before = sigismember(&waiting, SIGPIPE);
+    pthread_sigmask(SIG_BLOCK, &broken, &old);
+    int rc = run_pump(r, max, deadline, what, truncated, err);
+    struct timespec none = { 0, 0 };
+    if (!before)
+        while (sigtimedwait(&broken, NULL, &none) < 0 && errno == EINTR) continue;
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    return rc;
+}
+
+static int run_start(run *r, const pdk_spawn *spec, bool feed, pdk_error *err)
+{
+    int in[2] = { -1, -1 }, out[2] = { -1, -1 }, errs[2] = { -1, -1 };
+    if ((feed && pipe2(in, O_CLOEXEC) < 0) || pipe2(out, O_CLOEXEC) < 0 || pipe2(errs, O_CLOEXEC) < 0) {
+        int sys = errno;
+        for (int i = 0; i < 2; i++) {
+            if (in[i] >= 0) close(in[i]);
+            if (out[i] >= 0) close(out[i]);
+        }
+        return pdk_fail(err, PDK_E_IO_ERROR, sys, "cannot start %s: no pipe", spec->argv[0]);
+    }
+    pdk_fd_map map[MAX_FDS + 3];
+    size_t n = 0;
+    if (feed) map[n++] = (pdk_fd_map){ in[0], 0 };
+    map[n++] = (pdk_fd_map){ out[1], 1 };
+    map[n++] = (pdk_fd_map){ errs[1], 2 };
+    for (size_t i = 0; i < spec->fd_count && n < MAX_FDS; i++) map[n++] = spec->fds[i];
+    pdk_spawn mapped = *spec;
+    mapped.fds = map;
+    mapped.fd_count = n;
+    int rc = pdk_spawn_start(&mapped, &r->child, err);
+    if (feed) close(in[0]);
+    close(out[1]);
+    close(errs[1]);
+    r->in = in[1], r->out.fd = out[0], r->err.fd = errs[0];
+    const int ours[] = { r->in, r->out.fd, r->err.fd };
+    for (size_t i = 0; i < 3; i++)
+        if (ours[i] >= 0) fcntl(ours[i], F_SETFL, O_NONBLOCK);
+    return rc;
+}
+
+int pdk_run(const pdk_spawn *spec, const void *in, size_t in_len, size_t max, double seconds, pdk_run_result *out,
+            pdk_error *err)
+{
+    *out = (pdk_run_result){ .status = -1 };
+    pdk_ns deadline = pdk_after(pdk_now_monotonic(), pdk_seconds(seconds));
+    __attribute__((cleanup(run_leave))) run r = { .child = { .pidfd = -1 }, .out = { .fd = -1 }, .err = { .fd = -1 },
+                                                  .in = -1, .data = in, .left = in_len };
+    if (run_start(&r, spec, in_len > 0, err) < 0) return -1;
+    bool truncated = false;
+    if (run_pump_quiet(&r, max, deadline, spec->argv[0], &truncated, err) < 0) return -1;
+    double left = pdk_to_seconds(deadline == PDK_NEVER ? PDK_NEVER : deadline - pdk_now_monotonic());
+    int ended = pdk_child_wait(&r.child, left > 0 ? left : 0, &out->status, err);
+    if (ended < 0) return -1;
+    if (ended == 0) return pdk_fail(err, PDK_E_TIMEOUT, 0, "%s: did not end within its limit and was killed", spec->argv[0]);
+    out->out_len = r.out.len, out->err_len = r.err.len, out->truncated = truncated;
+    capture *both[] = { &r.out, &r.err };
+    char **to[] = { &out->out, &out->err };
+    for (size_t i = 0; i < 2; i++) {
+        *to[i] = both[i]->data != NULL ? both[i]->data : calloc(1, 1);
+        both[i]->data = NULL;
+        if (*to[i] == NULL) {
+            pdk_run_result_free(out);
+            return pdk_fail(err, PDK_E_NO_MEMORY, 0, "no memory for the output of %s", spec->argv[0]);
+        }
+        (*to[i])[both[i]->len] = 0;
+    }
+    return 0;
+}
+
+/* ---- locks -------------------------------------------------------------------------------------------------- */
+
+int pdk_lock_range(int fd, short type, int64_t start, int64_t len, pdk_error *err)
+{
+    struct flock l = { .l_type = type, .l_whence = SEEK_SET, .l_start = start, .l_len = len };
+    while (fcntl(fd, F_OFD_SETLK, &l) < 0) {
+        if (errno == EINTR) continue;
+        if (errno == EAGAIN || errno == EACCES) return 0;
+        return pdk_fail(err, PDK_E_IO_ERROR, errno, "cannot lock byte %lld of descriptor %d", (long long)start, fd);
+    }
+    return 1;
+}
+
+int pdk_lock_test(int fd, short type, int64_t start, int64_t len, pdk_error *err)
+{
+    struct flock l = { .l_type = type, .l_whence = SEEK_SET, .l_start = start, .l_len = len };
+    if (fcntl(fd, F_OFD_GETLK, &l) < 0)
+        return pdk_fail(err, PDK_E_IO_ERROR, errno, "cannot ask for the lock on byte %lld of descriptor %d", (long long)start, fd);
+    return l.l_type != F_UNLCK;
+}

@@ -1,0 +1,615 @@
+/* reaper.c -- what happens by itself: idle expiry, eviction for room, lease renewal, adoption of orphans; and the two threads
+ * that do it. With threads = false, tick does the same on the caller's thread.
+ *
+ * The reaper looks at what is due (a heap), not at what is kept. Ages are on the runtime's clock, never on the wall clock.
+ */
+#include "core.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define STOP_WAIT (5 * PDK_NS_PER_S) /* rows P6, P7 */
+#define BATCH 64
+
+typedef struct ref { /* an entry as seen at one moment */
+    char id[64];
+    uint64_t incarnation;
+    pdk_state state;
+    pdk_ns stamp; /* last_used or parked_at: another one means that it was used meanwhile */
+} ref;
+
+/* ---- idle ---- */
+
+static pdk_ns stamp_of(const pdk_entry *e)
+{
+    return e->state == PDK_WARM ? e->parked_at : e->last_used;
+}
+
+bool pdk_idle(const pdk_entry *e, pdk_ns now)
+{
+    return (e->state == PDK_WARM || e->state == PDK_ACTIVE) && e->holder_count == 0 && e->busy == 0 && e->idle_limit > 0 &&
+           now - stamp_of(e) > pdk_seconds(e->idle_limit);
+}
+
+static int put_idle_ctx(const pdk_entry *e, pdk_ns now, pdk_pack *ctx)
+{
+    pdk_mark m = pdk_begin_map(ctx);
+    pdk_kv_cstr(ctx, &m, "sandbox_id", e->id);
+    pdk_put_identity(ctx, &m, e);
+    pdk_kv_cstr(ctx, &m, "state", pdk_state_name(e->state));
+    pdk_kv_num(ctx, &m, "idle_seconds", pdk_to_seconds(now - stamp_of(e)));
+    pdk_kv_view(ctx, &m, "info", pdk_view_of(&e->info));
+    pdk_kv_view(ctx, &m, "requirements", pdk_view_of(&e->requirements));
+    pdk_end(ctx, &m);
+    return ctx->failed ? -1 : 0;
+}
+
+void pdk_ask_idle(pdk_runtime *rt, const char *id, uint64_t incarnation)
+{
+    PDK_AUTO_PACK ctx = PDK_NO_PACK;
+    PDK_AUTO_ERROR err = PDK_NO_ERROR;
+    double limit = rt->config.idle_timeout;
+    uint64_t generation = pdk_policies_generation(rt->policies);
+    {
+        PDK_GUARD(rt->pool.registry);
+        pdk_entry *e = pdk_pool_find(&rt->pool, id);
+        if (e == NULL || e->incarnation != incarnation || put_idle_ctx(e, pdk_clock_now(rt->clock), &ctx) < 0)
+            return;
+    }
+    if (pdk_policy_idle_timeout(rt->policies, pdk_view_of(&ctx), &limit, &err) < 0) {
+        /* a policy that fails must not make sandboxes immortal, nor kill them: the configured limit holds */
+        pdk_emit(rt, PDK_WARN, "idle_timeout_failed", id, NULL, NULL, &err);
+        limit = rt->config.idle_timeout;
+    }
+    PDK_GUARD(rt->pool.registry);
+    pdk_entry *e = pdk_pool_find(&rt->pool, id);
+    if (e == NULL || e->incarnation != incarnation || (e->state != PDK_WARM && e->state != PDK_ACTIVE))
+        return;
+    e->idle_limit = limit;
+    e->idle_generation = generation;
+    pdk_pool_set_due(&rt->pool, e, limit > 0 ? pdk_after(stamp_of(e), pdk_seconds(limit)) : PDK_NEVER);
+}
+
+static bool still_idle(const pdk_entry *e, void *ctx)
+{
+    const ref *r = ctx;
+    return e->state == r->state && stamp_of(e) == r->stamp;
+}
+
+/* Takes up to BATCH entries off the heap that are due now. Those that were used since are put back with their true due time. */
+static size_t take_due(pdk_runtime *rt, pdk_ns now, ref *out)
+{
+    size_t n = 0;
+    PDK_GUARD(rt->pool.registry);
+    while (n < BATCH && rt->pool.heap_len > 0 && rt->pool.heap[1]->due < now) {
+        pdk_entry *e = rt->pool.heap[1];
+        pdk_ns again = pdk_after(now, pdk_seconds(rt->config.reap_interval));
+        pdk_ns due = e->idle_limit > 0 ? pdk_after(stamp_of(e), pdk_seconds(e->idle_limit)) : 0;
+        if (!e->retry && e->state != PDK_KEPT && due >= now) { /* used since it was put there */
+            pdk_pool_set_due(&rt->pool, e, due);
+            continue;
+        }
+        pdk_pool_set_due(&rt->pool, e, again); /* if nothing comes of it, it is looked at again */
+        if (e->reserved != 0 || e->holder_count > 0 || e->busy > 0)
+            continue;
+        ref *r = &out[n++];
+        memcpy(r->id, e->id, sizeof r->id);
+        r->incarnation = e->incarnation;
+        r->state = e->state;
+        r->stamp = stamp_of(e);
+    }
+    return n;
+}
+
+static void expire(pdk_runtime *rt, const ref *r)
+{
+    PDK_AUTO_ERROR err = PDK_NO_ERROR;
+    ref seen = *r;
+    bool retry;
+    {
+        PDK_GUARD(rt->pool.registry);
+        pdk_entry *e = pdk_pool_find(&rt->pool, r->id);
+        if (e == NULL || e->incarnation != r->incarnation)
+            return;
+        retry = e->retry;
+    }
+    pdk_teardown td = { .id = r->id, .reason = retry ? "retry" : "idle", .incarnation = r->incarnation, .still = still_idle,
+                        .ctx = &seen };
+    pdk_teardown_result result = pdk_fence_teardown(rt, &td, &err);
+    if (result == PDK_TD_DONE) {
+        PDK_GUARD(rt->pool.registry);
+        rt->pool.stats.expired++;
+    } else if (result == PDK_TD_REPLACED) { /* what failed is gone, and something of another generation has come */
+        PDK_GUARD(rt->pool.registry);
+        pdk_entry *e = pdk_pool_find(&rt->pool, r->id);
+        if (e != NULL && e->incarnation == r->incarnation && e->state == PDK_KEPT && e->reserved == 0) {
+            pdk_entry_move(&rt->pool, e, PDK_ABSENT);
+            pdk_entry_sweep(&rt->pool, e);
+        }
+    }
+}
+
+/* Asks the policy about one that is due, and says whether it is idle by its answer. */
+static bool truly_idle(pdk_runtime *rt, const ref *r, pdk_ns now)
+{
+    {
+        PDK_GUARD(rt->pool.registry);
+        pdk_entry *e = pdk_pool_find(&rt->pool, r->id);
+        if (e != NULL && e->incarnation == r->incarnation && e->retry)
+            return true;
+    }
+    pdk_ask_idle(rt, r->id, r->incarnation);
+    PDK_GUARD(rt->pool.registry);
+    pdk_entry *e = pdk_pool_find(&rt->pool, r->id);
+    if (e == NULL || e->incarnation != r->incarnation || !pdk_idle(e, now))
+        return false;
+    pdk_pool_set_due(&rt->pool, e, pdk_after(now, pdk_seconds(rt->config.reap_interval)));
+    return true;
+}
+
+static int by_stamp(const void *a, const void *b)
+{
+    const ref *x = a, *y = b;
+    if ((x->state == PDK_ACTIVE) != (y->state == PDK_ACTIVE)) /* row N3: active ones first */
+        return x->state == PDK_ACTIVE ? -1 : 1;
+    return x->stamp < y->stamp ? -1 : x->stamp > y->stamp;
+}
+
+int pdk_reap(pdk_runtime *rt, pdk_error *err)
+{
+    (void)err;
+    pdk_ns now = pdk_clock_now(rt->clock);
+    ref *all = NULL;
+    size_t n = 0, cap = 0;
+    for (;;) {
+        if (n + BATCH > cap) {
+            ref *more = realloc(all, (cap + 4 * BATCH) * sizeof *all);
+            if (more == NULL)
+                break; /* the rest next time */
+            all = more;
+            cap += 4 * BATCH;
+        }
+        size_t took = take_due(rt, now, all + n);
+        if (took == 0)
+            break;
+        n += took;
+    }
+    if (n > 0)
+        qsort(all, n, sizeof *all, by_stamp);
+    for (size_t i = 0; i < n; i++)
+        if (truly_idle(rt, &all[i], now))
+            expire(rt, &all[i]);
+    free(all);
+    return 0;
+}
+
+/* ---- room ---- */
+
+static bool still_warm(const pdk_entry *e, void *ctx)
+{
+    return e->state == PDK_WARM && still_idle(e, ctx);
+}
+
+/* The 32 oldest warm ones that may go, except those that were tried. */
+static size_t candidates(pdk_runtime *rt, const char tried[][64], size_t tries, ref *out, pdk_pack *list)
+{
+    size_t n = 0;
+    pdk_ns now = pdk_clock_now(rt->clock);
+    PDK_GUARD(rt->pool.registry);
+    pdk_mark l = pdk_begin_list(list);
+    for (pdk_entry *e = rt->pool.oldest; e != NULL && n < 32; e = e->newer) {
+        bool skip = e->reserved != 0 || e->retry || e->intents > 0;
+        for (size_t i = 0; i < tries && !skip; i++)
+            skip = strcmp(tried[i], e->id) == 0;
+        if (skip)
+            continue;
+        memcpy(out[n].id, e->id, sizeof out[n].id);
+        out[n].incarnation = e->incarnation;
+        out[n].state = PDK_WARM;
+        out[n++].stamp = e->parked_at;
+        pdk_mark m = pdk_begin_map(list);
+        pdk_kv_cstr(list, &m, "sandbox_id", e->id);
+        pdk_put_identity(list, &m, e);
+        pdk_kv_num(list, &m, "idle_seconds", pdk_to_seconds(now - e->parked_at));
+        pdk_kv_view(list, &m, "info", pdk_view_of(&e->info));
+        pdk_end(list, &m);
+        l.count++;
+    }
+    pdk_end(list, &l);
+    return n;
+}
+
+/* 1 = one is gone, 0 = nothing can go, -1 = the policy failed. */
+static int evict_one(pdk_runtime *rt, pdk_error *err)
+{
+    char tried[32][64];
+    for (size_t tries = 0; tries < 32;) {
+        ref c[32];
+        PDK_AUTO_PACK list = PDK_NO_PACK;
+        char id[64] = "";
+        size_t n = candidates(rt, (const char(*)[64])tried, tries, c, &list), i = 0;
+        if (n == 0)
+            return 0;
+        if (pdk_policy_evict(rt->policies, pdk_view_of(&list), id, err) < 0)
+            return -1;
+        if (id[0] == '\0')
+            return 0;
+        while (i < n && strcmp(c[i].id, id) != 0)
+            i++;
+        if (i == n)
+            return pdk_fail(err, PDK_E_POLICY_ERROR, 0, "reuse.evict answered %s, which is none of its candidates", id);
+        PDK_AUTO_ERROR why = PDK_NO_ERROR;
+        pdk_teardown td = { .id = id, .reason = "evicted", .incarnation = c[i].incarnation, .still = still_warm, .ctx = &c[i] };
+        if (pdk_fence_teardown(rt, &td, &why) == PDK_TD_DONE) {
+            PDK_GUARD(rt->pool.registry);
+            rt->pool.stats.evicted++;
+            return 1;
+        }
+        memcpy(tried[tries++], id, sizeof id); /* it cannot be claimed: the next oldest is tried */
+    }
+    return 0;
+}
+
+static size_t in_use(const pdk_pool *p)
+{
+    return p->count[PDK_ACTIVE] + p->count[PDK_WARM] + p->creating;
+}
+
+int pdk_make_room(pdk_runtime *rt, pdk_error *err)
+{
+    int64_t soft = rt->config.replicas, hard = rt->config.max_sandboxes;
+    for (;;) {
+        bool over_soft, over_hard, warm;
+        {
+            PDK_GUARD(rt->pool.registry);
+            size_t used = in_use(&rt->pool);
+            over_soft = soft >= 0 && used >= (size_t)soft;
+            over_hard = hard >= 0 && used + rt->pool.count[PDK_KEPT] >= (size_t)hard;
+            warm = rt->pool.count[PDK_WARM] > 0;
+            if ((!over_soft && !over_hard) || (over_soft && !over_hard && !warm)) {
+                rt->pool.creating++;
+                if (!over_soft)
+                    return 0;
+            }
+        }
+        if (over_soft && !over_hard && !warm) {
+            pdk_emit(rt, PDK_WARN, "over_replicas", NULL, NULL, "nothing warm to evict", NULL);
+            return 0;
+        }
+        int gone = warm ? evict_one(rt, err) : 0;
+        if (gone < 0)
+            return -1;
+        if (gone > 0)
+            continue;
+        if (over_hard)
+            return pdk_fail(err, PDK_E_CAPACITY_EXHAUSTED, 0,
+                            "max_sandboxes = %lld is reached and none of them can be evicted; release some, or raise it",
+                            (long long)hard);
+        pdk_emit(rt, PDK_WARN, "over_replicas", NULL, NULL, "no warm one could be evicted", NULL);
+        PDK_GUARD(rt->pool.registry);
+        if (hard >= 0 && in_use(&rt->pool) + rt->pool.count[PDK_KEPT] >= (size_t)hard)
+            continue;
+        rt->pool.creating++;
+        return 0;
+    }
+}
+
+void pdk_room_done(pdk_runtime *rt)
+{
+    PDK_GUARD(rt->pool.registry);
+    rt->pool.creating--;
+}
+
+/* ---- renewal ---- */
+
+typedef struct leased {
+    ref at;
+    bool del;
+    int64_t token;
+    uint64_t epoch;
+} leased;
+
+static size_t all_leased(pdk_runtime *rt, leased **out)
+{
+    PDK_GUARD(rt->pool.registry);
+    size_t n = 0, room = rt->pool.ids.count;
+    *out = calloc(room + 1, sizeof **out);
+    if (*out == NULL)
+        return 0;
+    for (pdk_node *node = pdk_map_each(&rt->pool.ids, NULL); node != NULL && n < room; node = pdk_map_each(&rt->pool.ids, node)) {
+        pdk_entry *e = PDK_OF(node, pdk_entry, by_id);
+        bool del = e->reserved != 0 || e->keep_del;
+        if (!del && ((e->state != PDK_ACTIVE && e->state != PDK_WARM) || e->token == 0))
+            continue;
+        leased *l = &(*out)[n++];
+        memcpy(l->at.id, e->id, sizeof l->at.id);
+        l->at.incarnation = e->incarnation;
+        l->at.state = e->state;
+        l->del = del;
+        l->token = e->token;
+        l->epoch = e->epoch;
+    }
+    return n;
+}
+
+/* A peer has it: forgotten here, its client closed, nothing stopped; unless that is no longer what was decided about (O5). */
+static void forget_lost(pdk_runtime *rt, const leased *l)
+{
+    pdk_client *client = NULL;
+    {
+        PDK_GUARD(rt->pool.registry);
+        pdk_entry *e = pdk_pool_find(&rt->pool, l->at.id);
+        if (e == NULL || e->incarnation != l->at.incarnation || e->epoch != l->epoch || e->reserved != 0 || e->intents > 0 ||
+            e->state == PDK_ABSENT)
+            return;
+        client = e->client;
+        e->client = NULL;
+        rt->pool.stats.lost++;
+        pdk_entry_move(&rt->pool, e, PDK_ABSENT);
+        pdk_entry_sweep(&rt->pool, e);
+    }
+    pdk_client_close(rt, client, l->at.id, "lease lost");
+    pdk_emit(rt, PDK_WARN, "lost", l->at.id, NULL, "its lease went to a peer", NULL);
+}
+
+static void renewed(pdk_runtime *rt, const leased *l, pdk_ns before)
+{
+    PDK_GUARD(rt->pool.registry);
+    pdk_entry *e = pdk_pool_find(&rt->pool, l->at.id);
+    if (e != NULL && e->incarnation == l->at.incarnation && e->epoch == l->epoch && e->lease_until > 1)
+        e->lease_until = pdk_after(before, pdk_seconds(rt->config.ttl));
+}
+
+static bool renew_begin(pdk_runtime *rt, const leased *l)
+{
+    PDK_GUARD(rt->pool.registry);
+    pdk_entry *e = pdk_pool_find(&rt->pool, l->at.id);
+    if (e == NULL || e->incarnation != l->at.incarnation)
+        return false;
+    return e->renewing = true;
+}
+
+/* Ends it; a teardown that could not wait left the release to us. */
+static void renew_end(pdk_runtime *rt, const leased *l)
+{
+    bool release = false;
+    {
+        PDK_GUARD(rt->pool.registry);
+        pdk_entry *e = pdk_pool_find(&rt->pool, l->at.id);
+        if (e == NULL)
+            return;
+        e->renewing = false;
+        release = e->release_after;
+        e->release_after = false;
+        pdk_entry_sweep(&rt->pool, e);
+        pdk_cond_broadcast(&rt->pool.changed);
+    }
+    PDK_AUTO_ERROR err = PDK_NO_ERROR;
+    if (release && pdk_lease_release(rt->lease, l->at.id, &err) < 0)
+        pdk_emit(rt, PDK_WARN, "lease_release_failed", l->at.id, NULL, "after its renewal", &err);
+}
+
+/* A warm guest that no runtime speaks to would end itself after orphan_ttl. */
+static void keep_guest(pdk_runtime *rt, const leased *l)
+{
+    PDK_AUTO_PACK info = PDK_NO_PACK;
+    PDK_AUTO_ERROR ignored = PDK_NO_ERROR;
+    {
+        PDK_GUARD(rt->pool.registry);
+        pdk_entry *e = pdk_pool_find(&rt->pool, l->at.id);
+        if (e == NULL || e->incarnation != l->at.incarnation || e->state != PDK_WARM || e->reserved != 0 ||
+            !pdk_pack_copy(&info, pdk_view_of(&e->info)))
+            return;
+    }
+    pdk_limit limit = pdk_limit_for(pdk_limit_current(), 5);
+    const pdk_limit *outer = pdk_limit_enter(&limit);
+    pdk_engine_alive(rt, pdk_view_of(&info), l->token, &ignored);
+    pdk_limit_enter(outer);
+}
+
+static void renew_one(pdk_runtime *rt, const leased *l)
+{
+    PDK_AUTO_ERROR err = PDK_NO_ERROR;
+    pdk_renewal answer;
+    pdk_ns before = pdk_clock_now(rt->clock);
+    if (pdk_lease_renew(rt->lease, l->at.id, &answer, &err) < 0) {
+        pdk_emit(rt, PDK_WARN, "renewal_failed", l->at.id, NULL, NULL, &err); /* kept, and tried again */
+        return;
+    }
+    if (answer == PDK_LAPSED) { /* it ran out, or the store lost it: claimed again, unless a peer was quicker */
+        int64_t token = 0;
+        int rc = l->del ? pdk_lease_claim_for_destroy(rt->lease, l->at.id, 0, &token, &err)
+                        : pdk_lease_claim(rt->lease, l->at.id, 0, &token, &err);
+        if (rc < 0) {
+            pdk_emit(rt, PDK_WARN, "renewal_failed", l->at.id, NULL, NULL, &err);
+            return;
+        }
+        bool same_token = rc == 1 && token == l->token;
+        answer = rc == 1 && (same_token || l->del || !rt->fenced) ? PDK_RENEWED : PDK_LOST;
+        if (rc == 1 && !same_token && !l->del) { /* a new token: the next acquire fences the guest with it */
+            PDK_GUARD(rt->pool.registry);
+            pdk_entry *e = pdk_pool_find(&rt->pool, l->at.id);
+            if (e != NULL && e->incarnation == l->at.incarnation && e->epoch == l->epoch)
+                e->lease_until = 1;
+            return;
+        }
+    }
+    if (answer == PDK_RENEWED) {
+        renewed(rt, l, before);
+        if (rt->fenced && !l->del && l->at.state == PDK_WARM)
+            keep_guest(rt, l);
+    } else if (!l->del) {
+        forget_lost(rt, l);
+    }
+}
+
+int pdk_renew(pdk_runtime *rt, pdk_error *err)
+{
+    leased *all = NULL;
+    size_t n = all_leased(rt, &all);
+    if (all == NULL)
+        return pdk_fail(err, PDK_E_NO_MEMORY, 0, "no memory to renew the leases");
+    for (size_t i = 0; i < n; i++) {
+        if (!renew_begin(rt, &all[i]))
+            continue;
+        renew_one(rt, &all[i]);
+        renew_end(rt, &all[i]);
+    }
+    free(all);
+    return 0;
+}
+
+/* ---- orphans ---- */
+
+/* An unowned running sandbox that nothing here knows becomes a warm one, so that its identity finds it and idleness ends it. */
+static void adopt(pdk_runtime *rt, pdk_view info)
+{
+    PDK_AUTO_ERROR err = PDK_NO_ERROR;
+    const char *id = pdk_info_str(info, "sandbox_id"), *gen = pdk_info_str(info, "generation");
+    if (id == NULL || strlen(id) > 63 || pdk_view_bool(pdk_view_get(info, "owned"), false) ||
+        pdk_view_bool(pdk_view_get(info, "held"), false))
+        return;
+    {
+        PDK_GUARD(rt->pool.registry);
+        if (pdk_pool_find(&rt->pool, id) != NULL)
+            return;
+    }
+    pdk_lease_owner owner;
+    if (pdk_lease_owner_of(rt->lease, id, &owner, &err) != 0 || pdk_journal_has(rt->journal, id, gen, &err) != 0)
+        return; /* owned, quarantined, or unknown: not ours to adopt */
+    int64_t token = 0;
+    if (pdk_lease_claim(rt->lease, id, pdk_info_token(info), &token, &err) != 1)
+        return;
+    bool adopted = false;
+    uint64_t incarnation = 0;
+    {
+        PDK_GUARD(rt->pool.registry);
+        pdk_entry *e = pdk_pool_entry(&rt->pool, id);
+        pdk_view who = pdk_view_get(info, "identity");
+        size_t un = 0, tn = 0;
+        const char *u = pdk_view_str(pdk_view_get(who, "user"), &un), *t = pdk_view_str(pdk_view_get(who, "thread"), &tn);
+        if (e != NULL && e->state == PDK_ABSENT && e->reserved == 0 && e->intents == 0 &&
+            pdk_entry_set_info(&rt->pool, e, info, true)) {
+            if (u != NULL && t != NULL)
+                pdk_entry_set_identity(e, &(pdk_identity){ u, t, un, tn });
+            pdk_entry_move(&rt->pool, e, PDK_WARM);
+            e->parked_at = pdk_clock_now(rt->clock);
+            e->lease = PDK_LEASE_OWN;
+            e->lease_until = 0; /* taken anew, with a token of its own, when it is acquired */
+            incarnation = e->incarnation;
+            adopted = true;
+        } else if (e != NULL) {
+            pdk_entry_sweep(&rt->pool, e);
+        }
+    }
+    if (!adopted) {
+        pdk_lease_release(rt->lease, id, &err);
+        return;
+    }
+    pdk_emit(rt, PDK_INFO, "adopted", id, gen, "no runtime owned it", NULL);
+    pdk_ask_idle(rt, id, incarnation);
+}
+
+int pdk_reconcile(pdk_runtime *rt, pdk_error *err)
+{
+    PDK_AUTO_PACK list = PDK_NO_PACK;
+    pdk_view key, info;
+    size_t cursor = 0;
+    if (!pdk_iface_has(rt->backend, "list"))
+        return 0;
+    if (pdk_engine_list(rt, &list, err) < 0)
+        return -1;
+    while (pdk_view_next(pdk_view_of(&list), &cursor, &key, &info))
+        adopt(rt, info);
+    return 0;
+}
+
+/* ---- threads ---- */
+
+static void *reaper_main(void *arg)
+{
+    pdk_runtime *rt = arg;
+    for (;;) {
+        PDK_AUTO_ERROR err = PDK_NO_ERROR;
+        if (pdk_reconcile(rt, &err) < 0)
+            pdk_emit(rt, PDK_WARN, "reconcile_failed", NULL, NULL, NULL, &err);
+        pdk_reap(rt, &err);
+        PDK_GUARD(rt->lock);
+        pdk_ns next = pdk_after(pdk_clock_now(rt->clock), pdk_seconds(rt->config.reap_interval));
+        while (!rt->stop_threads && pdk_clock_now(rt->clock) < next)
+            pdk_clock_wait(rt->clock, &rt->wake, &rt->lock, next);
+        if (rt->stop_threads)
+            break;
+    }
+    PDK_GUARD(rt->lock);
+    rt->reaper_runs = false;
+    pdk_cond_broadcast(&rt->wake);
+    return NULL;
+}
+
+static void *renewer_main(void *arg)
+{
+    pdk_runtime *rt = arg;
+    for (;;) {
+        {
+            PDK_GUARD(rt->lock);
+            pdk_ns next = pdk_after(pdk_clock_now(rt->clock), pdk_seconds(rt->config.renew_interval));
+            while (!rt->stop_threads && pdk_clock_now(rt->clock) < next)
+                pdk_clock_wait(rt->clock, &rt->wake, &rt->lock, next);
+            if (rt->stop_threads) {
+                rt->renewer_runs = false;
+                pdk_cond_broadcast(&rt->wake);
+                return NULL;
+            }
+        }
+        PDK_AUTO_ERROR err = PDK_NO_ERROR;
+        if (pdk_renew(rt, &err) < 0)
+            pdk_emit(rt, PDK_WARN, "renewal_failed", NULL, NULL, NULL, &err);
+    }
+}
+
+int pdk_threads_start(pdk_runtime *rt, pdk_error *err)
+{
+    PDK_GUARD(rt->lock);
+    rt->stop_threads = false;
+    int rc = 0;
+    if (rt->config.reap_interval > 0 && !rt->reaper_runs) {
+        rt->reaper_runs = true;
+        if ((rc = pdk_thread_start(&rt->reaper, "pdk-reaper", reaper_main, rt)) != 0)
+            rt->reaper_runs = false;
+        rt->reaper_started = rc == 0;
+    }
+    if (rc == 0 && !rt->renewer_runs) {
+        rt->renewer_runs = true;
+        if ((rc = pdk_thread_start(&rt->renewer, "pdk-renewer", renewer_main, rt)) != 0)
+            rt->renewer_runs = false;
+        rt->renewer_started = rc == 0;
+    }
+    return rc == 0 ? 0 : pdk_fail(err, PDK_E_NO_MEMORY, rc, "cannot start the runtime's threads");
+}
+
+int pdk_threads_stop(pdk_runtime *rt, pdk_error *err)
+{
+    bool join_reaper = false, join_renewer = false;
+    {
+        PDK_GUARD(rt->lock);
+        rt->stop_threads = true;
+        pdk_cond_broadcast(&rt->wake);
+        pdk_ns deadline = pdk_now_monotonic() + STOP_WAIT;
+        while ((rt->reaper_runs || rt->renewer_runs) && pdk_cond_wait_until(&rt->wake, &rt->lock, deadline))
+            ;
+        if (rt->reaper_runs)
+            return pdk_fail(err, PDK_E_BACKEND_ERROR, 0, "the idle checker is still at work after 5 s; shut down again");
+        if (rt->renewer_runs)
+            return pdk_fail(err, PDK_E_BACKEND_ERROR, 0, "the lease renewal is still at work after 5 s; shut down again");
+        join_reaper = rt->reaper_started;
+        join_renewer = rt->renewer_started;
+        rt->reaper_started = rt->renewer_started = false;
+    }
+    if (join_reaper)
+        pdk_thread_join(&rt->reaper);
+    if (join_renewer)
+        pdk_thread_join(&rt->renewer);
+    return 0;
+}

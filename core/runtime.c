@@ -1,0 +1,577 @@
+/* runtime.c -- a runtime's life: open, calls in flight, tick, reload, reset, shutdown; and events.
+ *
+ * Locks: `lock` guards the life (closing, calls in flight, threads, sinks). It is held for moments, never together with the
+ * registry, never across I/O or Lua.
+ */
+#include "core.h"
+#include "proc.h"
+
+#include <fcntl.h>
+#include <lauxlib.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* ---- small things ---- */
+
+pdk_limit pdk_limit_for(const pdk_limit *outer, double timeout)
+{
+    pdk_limit l = *outer;
+    if (timeout > 0) {
+        pdk_ns own = pdk_after(pdk_now_monotonic(), pdk_seconds(timeout));
+        if (own < l.deadline)
+            l.deadline = own;
+    }
+    return l;
+}
+
+int pdk_call_enter(pdk_runtime *rt, pdk_error *err)
+{
+    if (rt->pid != getpid())
+        return pdk_fail(err, PDK_E_CLOSED, 0, "this runtime belongs to the process that forked this one");
+    PDK_GUARD(rt->lock);
+    if (atomic_load(&rt->closing))
+        return pdk_fail(err, PDK_E_CLOSED, 0, "the runtime is closed");
+    rt->calls++;
+    return 0;
+}
+
+void pdk_call_leave(pdk_runtime *rt)
+{
+    PDK_GUARD(rt->lock);
+    if (--rt->calls == 0 && atomic_load(&rt->closing))
+        pdk_cond_broadcast(&rt->wake);
+}
+
+void pdk_emit(pdk_runtime *rt, pdk_log_level level, const char *event, const char *id, const char *generation,
+              const char *reason, const pdk_error *why)
+{
+    const char *message = why != NULL && why->kind != PDK_OK ? why->message : NULL;
+    const char *kind = message != NULL ? pdk_error_kind_name(why->kind) : NULL;
+    pdk_log_event(rt->log, level, event, PDK_STR("sandbox_id", id), PDK_STR("generation", generation), PDK_STR("reason", reason),
+                  PDK_STR("error", kind), PDK_STR("message", message));
+    pdk_sink sinks[8];
+    size_t n;
+    {
+        PDK_GUARD(rt->lock);
+        n = rt->sink_count;
+        memcpy(sinks, rt->sinks, sizeof sinks);
+    }
+    if (n == 0)
+        return;
+    PDK_AUTO_PACK record = PDK_NO_PACK;
+    pdk_mark m = pdk_begin_map(&record);
+    pdk_kv_cstr(&record, &m, "event", event);
+    pdk_kv_cstr(&record, &m, "sandbox_id", id);
+    pdk_kv_cstr(&record, &m, "generation", generation);
+    pdk_kv_cstr(&record, &m, "reason", reason);
+    pdk_kv_cstr(&record, &m, "error", kind);
+    pdk_kv_cstr(&record, &m, "message", message);
+    pdk_kv_num(&record, &m, "at", pdk_to_seconds(pdk_clock_now(rt->clock)));
+    pdk_end(&record, &m);
+    for (size_t i = 0; i < n && !record.failed; i++)
+        sinks[i].fn(sinks[i].ctx, &record);
+}
+
+int pdk_runtime_on(pdk_runtime *rt, pdk_event_sink sink, void *ctx, pdk_error *err)
+{
+    PDK_CALL(rt, err, -1);
+    PDK_GUARD(rt->lock);
+    if (rt->sink_count == sizeof rt->sinks / sizeof *rt->sinks)
+        return pdk_fail(err, PDK_E_UNSUPPORTED, 0, "a runtime takes at most %zu event sinks", rt->sink_count);
+    rt->sinks[rt->sink_count++] = (pdk_sink){ sink, ctx };
+    return 0;
+}
+
+pdk_log *pdk_runtime_log(pdk_runtime *rt)
+{
+    return rt->log;
+}
+pdk_clock *pdk_runtime_clock(pdk_runtime *rt)
+{
+    return rt->clock;
+}
+pdk_policies *pdk_runtime_policies(pdk_runtime *rt)
+{
+    return rt->policies;
+}
+
+/* ---- the backend ---- */
+
+typedef struct load { /* argument of load_backend */
+    pdk_runtime *rt;
+    const char *name;
+    pdk_iface *out;
+} load;
+
+static void push_runtime_facts(lua_State *L, pdk_runtime *rt)
+{
+    PDK_AUTO_PACK p = PDK_NO_PACK;
+    pdk_view o = pdk_view_of(&rt->config.options);
+    static const char *const copied[] = { "state_dir", "data_dir", "mount_roots", "orphan_ttl", "stop_timeout", "ready_timeout",
+                                          "ready_interval", "discover_timeout", "command_timeout", "limits", "image" };
+    pdk_mark m = pdk_begin_map(&p);
+    for (size_t i = 0; i < sizeof copied / sizeof *copied; i++)
+        pdk_kv_view(&p, &m, copied[i], pdk_view_get(o, copied[i]));
+    pdk_kv_cstr(&p, &m, "scope", rt->config.scope);
+    pdk_kv_cstr(&p, &m, "runtime_id", rt->id);
+    pdk_kv_int(&p, &m, "pid", getpid());
+    pdk_kv_cstr(&p, &m, "guest_path", getenv("PADDOCK_GUEST"));
+    pdk_end(&p, &m);
+    pdk_view_to_lua(L, pdk_view_of(&p)); /* raises on lack of memory only; then the small pack is lost with the process */
+}
+
+/* Runs in the universe: a built-in backend's name, or the path of a file; answers a backend table, or { new = }. */
+static int load_backend(lua_State *L, void *arg)
+{
+    load *l = arg;
+    bool file = strchr(l->name, '/') != NULL || (strlen(l->name) > 4 && strcmp(l->name + strlen(l->name) - 4, ".lua") == 0);
+    if (file) {
+        if (luaL_loadfilex(L, l->name, "t") != LUA_OK)
+            return lua_error(L);
+        lua_call(L, 0, 1);
+    } else {
+        lua_getglobal(L, "require");
+        lua_pushfstring(L, "paddock.backend.%s", l->name);
+        lua_call(L, 1, 1);
+    }
+    if (!lua_istable(L, -1))
+        return luaL_error(L, "backend %s must return a table", l->name);
+    lua_getfield(L, -1, "new");
+    if (lua_isfunction(L, -1)) {
+        pdk_view_to_lua(L, pdk_view_get(pdk_view_of(&l->rt->config.options), "backend_options"));
+        if (lua_isnil(L, -1)) {
+            lua_pop(L, 1);
+            lua_newtable(L);
+        }
+        push_runtime_facts(L, l->rt);
+        lua_call(L, 2, 1);
+        if (!lua_istable(L, -1))
+            return luaL_error(L, "backend %s: new must return a table", l->name);
+    } else {
+        lua_pop(L, 1);
+    }
+    lua_pushvalue(L, -1);
+    l->out = pdk_iface_of_script(L, l->rt->script, "backend");
+    if (l->out == NULL)
+        return luaL_error(L, "no memory for backend %s", l->name);
+    return 0;
+}
+
+static int check_backend(pdk_runtime *rt, pdk_error *err)
+{
+    static const char *const needed[] = { "create", "destroy", "inspect", "discover", "alive", "ready", "connect" };
+    for (size_t i = 0; i < sizeof needed / sizeof *needed; i++)
+        if (!pdk_iface_has(rt->backend, needed[i]))
+            return pdk_fail(err, PDK_E_INVALID_ARGUMENT, 0, "backend: the table has no function %s", needed[i]);
+    const char *name = pdk_view_str(pdk_iface_field(rt->backend, "name"), NULL);
+    snprintf(rt->backend_name, sizeof rt->backend_name, "%s", name != NULL ? name : "custom");
+    rt->fenced = pdk_view_bool(pdk_view_get(pdk_iface_field(rt->backend, "capabilities"), "fenced"), false);
+    return 0;
+}
+
+static int open_backend(pdk_runtime *rt, pdk_error *err)
+{
+    if (rt->backend == NULL) {
+        const char *name = pdk_info_str(pdk_view_of(&rt->config.options), "backend");
+        load l = { rt, name != NULL ? name : "process", NULL };
+        if (pdk_script_enter(rt->script, load_backend, &l, err) < 0)
+            return pdk_error_wrap(err, "backend %s cannot be used", l.name);
+        rt->backend = l.out;
+    }
+    return check_backend(rt, err);
+}
+
+/* ---- open ---- */
+
+static pdk_clock_type clock_type(pdk_view options)
+{
+    const char *name = pdk_info_str(options, "clock");
+    if (name != NULL && strcmp(name, "boottime") == 0)
+        return PDK_CLOCK_BOOTTIME;
+    return name != NULL && strcmp(name, "manual") == 0 ? PDK_CLOCK_MANUAL : PDK_CLOCK_MONOTONIC;
+}
+
+static int open_stores(pdk_runtime *rt, const pdk_open_spec *spec, pdk_error *err)
+{
+    rt->lease = spec->ownership != NULL ? pdk_lease_table(spec->ownership, rt->id, rt->config.ttl, err)
+                                        : pdk_lease_memory(rt->id, rt->config.ttl, rt->clock, err);
+    rt->journal = spec->journal != NULL ? pdk_journal_table(spec->journal, err) : pdk_journal_memory(err);
+    return rt->lease == NULL || rt->journal == NULL ? -1 : 0;
+}
+
+static int open_parts(pdk_runtime *rt, const pdk_open_spec *spec, pdk_error *err)
+{
+    if (open_stores(rt, spec, err) < 0)
+        return -1;
+    pdk_view o = pdk_view_of(&rt->config.options);
+    if (pdk_state_dir_make(rt, err) < 0)
+        return -1;
+    char path[4200];
+    snprintf(path, sizeof path, "%s/turns", rt->config.state_dir != NULL ? rt->config.state_dir : "");
+    rt->serial = pdk_serial_new(rt->config.state_dir != NULL ? path : NULL, err);
+    if (rt->serial == NULL)
+        return -1;
+    rt->policies = pdk_policies_new(rt->script, rt->clock, rt->log, pdk_view_get(o, "policies"), pdk_view_get(o, "policy_config"), err);
+    if (rt->policies == NULL || open_backend(rt, err) < 0)
+        return -1;
+    rt->next_renew = pdk_after(pdk_clock_now(rt->clock), pdk_seconds(rt->config.renew_interval));
+    return rt->config.threads ? pdk_threads_start(rt, err) : 0;
+}
+
+static pdk_runtime *runtime_new(const pdk_open_spec *spec)
+{
+    pdk_runtime *rt = calloc(1, sizeof *rt);
+    unsigned char raw[12];
+    if (rt == NULL)
+        return NULL;
+    rt->record_fd = -1;
+    rt->pid = getpid();
+    rt->script = pdk_script_retain(spec->script);
+    pdk_mutex_init(&rt->lock);
+    pdk_cond_init(&rt->wake);
+    pdk_pool_init(&rt->pool);
+    pdk_random(raw, sizeof raw);
+    for (size_t i = 0; i < sizeof raw; i++)
+        snprintf(rt->id + 2 * i, 3, "%02x", raw[i]);
+    return rt;
+}
+
+pdk_runtime *pdk_runtime_open(const pdk_open_spec *spec, pdk_error *err)
+{
+    pdk_runtime *rt = runtime_new(spec);
+    if (rt == NULL) {
+        pdk_iface_free(spec->backend);
+        pdk_iface_free(spec->ownership);
+        pdk_iface_free(spec->journal);
+        pdk_fail(err, PDK_E_NO_MEMORY, 0, "no memory for a runtime");
+        return NULL;
+    }
+    rt->backend = spec->backend;
+    int rc = pdk_config_read(&rt->config, spec->options, &rt->policy_base, err);
+    if (rc == 0) {
+        rt->clock = pdk_clock_new(clock_type(pdk_view_of(&rt->config.options)), rt->config.threads);
+        rt->log = rt->clock == NULL ? NULL : pdk_log_new(rt->clock, rt->config.threads, PDK_INFO, spec->log_sink, spec->log_ctx);
+        if (rt->clock == NULL || rt->log == NULL)
+            rc = pdk_fail(err, PDK_E_NO_MEMORY, 0, "no memory for a runtime");
+    }
+    if (rc < 0) {
+        pdk_iface_free(spec->ownership);
+        pdk_iface_free(spec->journal);
+    } else {
+        rc = open_parts(rt, spec, err);
+    }
+    if (rc == 0)
+        return rt;
+    pdk_runtime_free(rt);
+    return NULL;
+}
+
+/* ---- end ---- */
+
+/* Lets go of everything in the registry without stopping anything: clients closed, leases released. */
+static void let_go(pdk_runtime *rt)
+{
+    for (;;) {
+        pdk_client *client = NULL;
+        char id[64] = "";
+        {
+            PDK_GUARD(rt->pool.registry);
+            for (pdk_node *n = pdk_map_each(&rt->pool.ids, NULL); n != NULL; n = pdk_map_each(&rt->pool.ids, n)) {
+                pdk_entry *e = PDK_OF(n, pdk_entry, by_id);
+                if (e->state == PDK_ABSENT)
+                    continue;
+                memcpy(id, e->id, sizeof id);
+                client = e->client;
+                e->client = NULL;
+                pdk_entry_move(&rt->pool, e, PDK_ABSENT);
+                pdk_entry_sweep(&rt->pool, e);
+                break;
+            }
+        }
+        if (id[0] == '\0')
+            return;
+        pdk_client_close(rt, client, id, "reset");
+        PDK_AUTO_ERROR err = PDK_NO_ERROR;
+        if (rt->lease != NULL && pdk_lease_release(rt->lease, id, &err) < 0)
+            pdk_emit(rt, PDK_WARN, "lease_release_failed", id, NULL, "reset", &err);
+    }
+}
+
+/* One end at a time. 1 = done before, 0 = go on, -1 = error. */
+static int end_begin(pdk_runtime *rt, pdk_error *err)
+{
+    if (rt->pid != getpid())
+        return pdk_fail(err, PDK_E_CLOSED, 0, "this runtime belongs to the process that forked this one");
+    {
+        PDK_GUARD(rt->lock);
+        while (rt->shutting)
+            pdk_cond_wait(&rt->wake, &rt->lock);
+        if (rt->closed)
+            return 1;
+        rt->shutting = true;
+        atomic_store(&rt->closing, true);
+    }
+    if (rt->serial != NULL)
+        pdk_serial_close(rt->serial);
+    return 0;
+}
+
+static void end_leave(pdk_runtime *rt, bool closed)
+{
+    PDK_GUARD(rt->lock);
+    rt->shutting = false;
+    rt->closed |= closed;
+    pdk_cond_broadcast(&rt->wake);
+}
+
+/* Until no call is in flight, at most for `seconds`; true when none is. */
+static bool drain(pdk_runtime *rt, double seconds)
+{
+    pdk_ns deadline = pdk_after(pdk_now_monotonic(), pdk_seconds(seconds));
+    PDK_GUARD(rt->lock);
+    while (rt->calls > 0 && pdk_cond_wait_until(&rt->wake, &rt->lock, deadline))
+        ;
+    return rt->calls == 0;
+}
+
+int pdk_runtime_reset(pdk_runtime *rt, pdk_error *err)
+{
+    int rc = end_begin(rt, err);
+    if (rc != 0)
+        return rc < 0 ? -1 : 0;
+    rc = pdk_threads_stop(rt, err);
+    if (rc == 0 && !drain(rt, 5))
+        rc = pdk_fail(err, PDK_E_TIMEOUT, 0, "calls are still in flight after 5 s; reset again when they have ended");
+    if (rc == 0)
+        let_go(rt);
+    end_leave(rt, rc == 0);
+    return rc;
+}
+
+typedef struct victims {
+    size_t n, cap;
+    char (*ids)[64];
+} victims;
+
+/* Active ones first, then warm, then those whose stop failed before (P9). */
+static victims tracked(pdk_runtime *rt)
+{
+    static const pdk_state order[] = { PDK_ACTIVE, PDK_WARM, PDK_KEPT };
+    victims v = { 0 };
+    PDK_GUARD(rt->pool.registry);
+    v.cap = rt->pool.ids.count;
+    v.ids = calloc(v.cap + 1, sizeof *v.ids);
+    for (size_t s = 0; s < 3 && v.ids != NULL; s++)
+        for (pdk_node *n = pdk_map_each(&rt->pool.ids, NULL); n != NULL; n = pdk_map_each(&rt->pool.ids, n)) {
+            pdk_entry *e = PDK_OF(n, pdk_entry, by_id);
+            if (e->state == order[s] && v.n < v.cap)
+                memcpy(v.ids[v.n++], e->id, 64);
+        }
+    return v;
+}
+
+/* Tears down all that is tracked; the first failure is kept in `err`. Returns how many are left. */
+static size_t stop_all(pdk_runtime *rt, pdk_error *err)
+{
+    victims v = tracked(rt);
+    size_t left = 0;
+    for (size_t i = 0; i < v.n; i++) {
+        PDK_AUTO_ERROR why = PDK_NO_ERROR;
+        pdk_teardown td = { .id = v.ids[i], .reason = "shutdown", .ignore_holders = true };
+        pdk_teardown_result r = pdk_fence_teardown(rt, &td, &why);
+        if (r == PDK_TD_DONE || (r == PDK_TD_REFUSED && (strcmp(td.why, "gone") == 0 || strcmp(td.why, "taken") == 0)))
+            continue;
+        if (r == PDK_TD_REPLACED) { /* of ours nothing is left; what has its id now is not ours */
+            PDK_GUARD(rt->pool.registry);
+            pdk_entry *e = pdk_pool_find(&rt->pool, v.ids[i]);
+            if (e != NULL && e->state == PDK_KEPT && e->reserved == 0) {
+                pdk_entry_move(&rt->pool, e, PDK_ABSENT);
+                pdk_entry_sweep(&rt->pool, e);
+            }
+            continue;
+        }
+        left++;
+        if (r == PDK_TD_REFUSED)
+            pdk_fail_reason(&why, PDK_E_REPLACEMENT_DEFERRED, "teardown_refused", "the teardown of %s was refused (%s)", td.id, td.why);
+        if (err != NULL && err->kind == PDK_OK)
+            pdk_error_move(err, &why);
+    }
+    free(v.ids);
+    return left;
+}
+
+int pdk_runtime_shutdown(pdk_runtime *rt, pdk_error *err)
+{
+    PDK_AUTO_ERROR own = PDK_NO_ERROR;
+    int rc = end_begin(rt, err);
+    if (rc != 0)
+        return rc < 0 ? -1 : 0;
+    rc = pdk_threads_stop(rt, &own);
+    if (rc == 0) {
+        size_t left = stop_all(rt, &own); /* commands in flight end with their sandboxes */
+        if (left == 0 && !drain(rt, rt->config.stop_timeout))
+            rc = pdk_fail(&own, PDK_E_BACKEND_ERROR, 0, "calls are still in flight; shut down again when they have ended");
+        else if (left == 0)
+            left = stop_all(rt, &own); /* what a call in flight has left */
+        if (left > 0)
+            rc = pdk_error_become(&own, PDK_E_BACKEND_ERROR, NULL, "%zu sandbox%s could not be stopped; shut down again", left,
+                                  left == 1 ? "" : "es");
+    }
+    if (rc == 0 && !rt->lease_closed) {
+        rt->lease_closed = true;
+        PDK_AUTO_ERROR why = PDK_NO_ERROR;
+        if (pdk_lease_close(rt->lease, &why) < 0)
+            pdk_emit(rt, PDK_WARN, "store_close_failed", NULL, NULL, NULL, &why);
+        pdk_emit(rt, PDK_INFO, "shut_down", NULL, NULL, NULL, NULL);
+    }
+    if (rc < 0) {
+        snprintf(own.stage, sizeof own.stage, "shutdown");
+        pdk_emit(rt, PDK_ERROR, "shutdown_failed", NULL, NULL, NULL, &own);
+        pdk_error_move(err, &own);
+    }
+    end_leave(rt, rc == 0);
+    return rc;
+}
+
+void pdk_runtime_free(pdk_runtime *rt)
+{
+    if (rt == NULL)
+        return;
+    if (rt->pid != getpid()) { /* in a forked child only descriptors are ours to close; the memory goes with the process */
+        if (rt->record_fd >= 0)
+            close(rt->record_fd);
+        return;
+    }
+    PDK_AUTO_ERROR err = PDK_NO_ERROR;
+    while (rt->lease != NULL && pdk_runtime_reset(rt, &err) < 0) /* a thread at work cannot be left behind with freed memory */
+        pdk_emit(rt, PDK_WARN, "free_waits", NULL, NULL, NULL, &err);
+    pdk_state_dir_leave(rt);
+    pdk_pool_free(&rt->pool);
+    pdk_iface_free(rt->backend);
+    pdk_policies_free(rt->policies);
+    pdk_lease_free(rt->lease);
+    pdk_journal_free(rt->journal);
+    pdk_serial_free(rt->serial);
+    pdk_log_free(rt->log);
+    pdk_clock_free(rt->clock);
+    pdk_config_free(&rt->config);
+    pdk_pack_free(&rt->policy_base);
+    pdk_script_release(rt->script);
+    pdk_cond_destroy(&rt->wake);
+    pdk_mutex_destroy(&rt->lock);
+    free(rt);
+}
+
+/* ---- what a host calls now and then ---- */
+
+int pdk_runtime_tick(pdk_runtime *rt, pdk_error *err)
+{
+    PDK_CALL(rt, err, -1);
+    pdk_ns now = pdk_clock_now(rt->clock);
+    bool renew, reconcile;
+    {
+        PDK_GUARD(rt->lock);
+        renew = now >= rt->next_renew;
+        reconcile = now >= rt->next_reap && rt->config.reap_interval > 0;
+        if (renew)
+            rt->next_renew = pdk_after(now, pdk_seconds(rt->config.renew_interval));
+        if (reconcile)
+            rt->next_reap = pdk_after(now, pdk_seconds(rt->config.reap_interval));
+    }
+    if (renew && pdk_renew(rt, err) < 0)
+        return -1;
+    if (reconcile) {
+        PDK_AUTO_ERROR why = PDK_NO_ERROR;
+        if (pdk_reconcile(rt, &why) < 0)
+            pdk_emit(rt, PDK_WARN, "reconcile_failed", NULL, NULL, NULL, &why);
+    }
+    return pdk_reap(rt, err);
+}
+
+int pdk_runtime_reconcile(pdk_runtime *rt, pdk_error *err)
+{
+    PDK_CALL(rt, err, -1);
+    return pdk_reconcile(rt, err);
+}
+
+int pdk_runtime_reload(pdk_runtime *rt, pdk_error *err)
+{
+    PDK_CALL(rt, err, -1);
+    if (pdk_policies_reload(rt->policies, err) < 0) {
+        pdk_emit(rt, PDK_ERROR, "reload_failed", NULL, NULL, "the former policies stay in force", err);
+        return -1;
+    }
+    {
+        pdk_ns now = pdk_clock_now(rt->clock); /* the new set is asked about each of them at the next pass */
+        PDK_GUARD(rt->pool.registry);
+        for (pdk_node *n = pdk_map_each(&rt->pool.ids, NULL); n != NULL; n = pdk_map_each(&rt->pool.ids, n)) {
+            pdk_entry *e = PDK_OF(n, pdk_entry, by_id);
+            if (e->state != PDK_WARM && e->state != PDK_ACTIVE)
+                continue;
+            e->idle_limit = -1;
+            pdk_pool_set_due(&rt->pool, e, now);
+        }
+    }
+    pdk_emit(rt, PDK_INFO, "reloaded", NULL, NULL, NULL, NULL);
+    return 0;
+}
+
+int pdk_runtime_advance(pdk_runtime *rt, double s, double wall_s, pdk_error *err)
+{
+    PDK_CALL(rt, err, -1);
+    if (!pdk_clock_is_manual(rt->clock))
+        return pdk_fail(err, PDK_E_UNSUPPORTED, 0, "advance needs the option clock = \"manual\"");
+    if (!(s >= 0) || s > 1e9)
+        return pdk_fail(err, PDK_E_INVALID_ARGUMENT, 0, "advance takes a number of seconds, 0 or more");
+    pdk_clock_advance(rt->clock, s, wall_s);
+    return 0;
+}
+
+/* ---- destroy ---- */
+
+/* Not tracked here: what the engine knows of the id, if anything. */
+static pdk_teardown_result destroy_untracked(pdk_runtime *rt, const char *id, pdk_teardown *td, pdk_error *err)
+{
+    PDK_AUTO_PACK info = PDK_NO_PACK;
+    PDK_AUTO_TURN turn = PDK_NO_TURN; /* so that no acquire of it is half-way, here or in another process */
+    if (pdk_turn_enter_id(rt->serial, id, &turn, pdk_limit_current(), err) < 0)
+        return PDK_TD_ERROR;
+    int there = pdk_engine_inspect(rt, id, PDK_NO_VIEW, &info, err);
+    if (there <= 0)
+        return there < 0 ? PDK_TD_ERROR : PDK_TD_DONE;
+    td->info = pdk_view_of(&info);
+    td->full = true;
+    pdk_teardown_result r = pdk_fence_teardown(rt, td, err);
+    td->info = PDK_NO_VIEW;
+    return r;
+}
+
+int pdk_runtime_destroy(pdk_runtime *rt, const char *id, pdk_error *err)
+{
+    PDK_CALL(rt, err, -1);
+    size_t len = id == NULL ? 0 : strlen(id);
+    if (len < 1 || len > 63 || strspn(id, "abcdefghijklmnopqrstuvwxyz0123456789-") != len)
+        return pdk_fail(err, PDK_E_INVALID_ARGUMENT, 0, "sandbox id must be 1 to 63 characters of a-z, 0-9 and -");
+    PDK_AUTO_ERROR own = PDK_NO_ERROR;
+    pdk_teardown td = { .id = id, .reason = "destroy" };
+    pdk_teardown_result r = pdk_fence_teardown(rt, &td, &own);
+    if (r == PDK_TD_REFUSED && strcmp(td.why, "gone") == 0)
+        r = destroy_untracked(rt, id, &td, &own);
+    if (r == PDK_TD_ERROR && own.kind == PDK_E_REPLACEMENT_DEFERRED) /* another process holds it: the engine says so */
+        r = PDK_TD_REFUSED;
+    if (r == PDK_TD_ERROR) {
+        pdk_error_set_id(&own, id);
+        pdk_error_move(err, &own);
+        return -1;
+    }
+    if (r == PDK_TD_DONE)
+        return 1;
+    if (err != NULL) {
+        pdk_error_clear(err);
+        snprintf(err->reason, sizeof err->reason, "%s", r == PDK_TD_REPLACED ? "replaced" : "deferred");
+        snprintf(err->message, sizeof err->message, "%s", own.message[0] != '\0' ? own.message : td.why);
+    }
+    return 0;
+}

@@ -1,0 +1,62 @@
+--- paddock destroy: takes sandboxes down and waits for the proof that they are gone.
+local args = require "paddock.cli.args"
+local render = require "paddock.cli.render"
+local status = require "paddock.cli.status"
+local world = require "paddock.cli.world"
+
+local M = {
+  name = "destroy",
+  usage = "destroy ID... | --all",
+  summary = "Takes sandboxes down; 0 only when all are confirmed absent.",
+  most = math.huge,
+  options = world.options {
+    { "--all", nil, "every sandbox in the state directory" },
+    { "--json", nil, "print one JSON document" },
+  },
+  notes = "An ID may be its first characters, at least four. Exit code 75: somebody holds it or is at work on it.",
+}
+
+local REASONS = {
+  deferred = "somebody holds it or is at work on it; try again later",
+  replaced = "another generation has taken its place meanwhile",
+}
+
+--- One sandbox: { sandbox_id, destroyed, reason, message } and the exit code.
+local function destroy(rt, id)
+  local ok, done, reason = pcall(rt.destroy, rt, id)
+  if not ok then
+    local err = done
+    return { sandbox_id = id, destroyed = false, reason = type(err) == "table" and err.kind or "internal",
+      message = status.line(err) }, status.of_error(err)
+  end
+  if done then return { sandbox_id = id, destroyed = true }, status.OK end
+  reason = reason or "deferred"
+  return { sandbox_id = id, destroyed = false, reason = reason, message = REASONS[reason] or reason }, status.DEFERRED
+end
+
+function M.run(ctx, options, operands)
+  if options.all and #operands > 0 then args.usage_error("destroy: give ids or --all, not both") end
+  if not options.all and #operands == 0 then args.usage_error("destroy wants sandbox ids or --all; `paddock ps` lists them") end
+  local config = world.config(options)
+  local rt = world.open(ctx, options, config)
+  local known = {}
+  for i, one in ipairs(world.known(config)) do known[i] = one.sandbox_id end
+  local ids = options.all and known or operands
+  local results, code = render.list {}, status.OK
+  for i, word in ipairs(ids) do
+    local result, its_code = destroy(rt, options.all and word or world.complete_id(word, known))
+    results[i] = result
+    if its_code ~= status.OK and (code == status.OK or code == status.DEFERRED) then code = its_code end
+    if not options.json then
+      if result.destroyed then
+        ctx.out(render.plain(result.sandbox_id) .. "\n")
+      else
+        ctx.warn(("%s was not destroyed: %s"):format(result.sandbox_id, result.message))
+      end
+    end
+  end
+  if options.json then ctx.out(render.json(results)) end
+  return code
+end
+
+return M

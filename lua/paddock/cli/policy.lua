@@ -1,0 +1,180 @@
+--- paddock policy: check a set, explain what it would decide, make running runtimes load it again.
+local args = require "paddock.cli.args"
+local native = require "paddock.cli.native"
+local render = require "paddock.cli.render"
+local status = require "paddock.cli.status"
+local world = require "paddock.cli.world"
+
+local M = {
+  name = "policy",
+  usage = "policy check [DIR] | explain --user U --thread T | reload",
+  summary = "Checks policies, explains what they decide, has running runtimes load them again.",
+  least = 1,
+  most = 2,
+  options = {
+    { "--user,-u", "U", "explain: whose sandbox" },
+    { "--thread,-t", "T", "explain: which of the user's sandboxes" },
+    { "--config,-c", "F", "a Lua file that returns the options of paddock.open" },
+    { "--json", nil, "print one JSON document" },
+  },
+  notes = [[
+check    loads every file and asks each once about an invented identity. DIR: that folder, else the configuration's.
+explain  asks the policies about an identity and prints what they answer; no sandbox is touched.
+reload   sends HUP to every runtime that is recorded in the state directory; one whose new policies are
+         wrong keeps the old ones and says so in its log.]],
+}
+
+--- A runtime that asks the policies and can reach nothing: policies are the same whatever the backend is.
+local function policy_runtime(ctx, config)
+  config.backend = require("paddock.sim").new().backend
+  config.clock, config.threads, config.backend_options = "manual", false, nil
+  config.ownership, config.journal = nil, nil
+  local warnings = {}
+  config.log = function(record)
+    if record.level == "warn" or record.level == "error" then warnings[#warnings + 1] = record end
+  end
+  return world.open(ctx, {}, config), warnings
+end
+
+local function warning_lines(rt, warnings)
+  rt:dispatch()
+  local out = {}
+  for i, record in ipairs(warnings) do
+    local parts = {}
+    for _, key in ipairs(render.sorted_keys(record)) do
+      if key ~= "level" and key ~= "ts" and key ~= "time" and key ~= "event" then
+        parts[#parts + 1] = ("%s=%s"):format(key, tostring(record[key]))
+      end
+    end
+    out[i] = ("%s %s"):format(tostring(record.event), table.concat(parts, " "))
+  end
+  return out
+end
+
+--- Asks everything once about an identity; nil and the error when a policy fails.
+local function ask(rt, user, thread)
+  local ok, answer = pcall(rt.explain, rt, { user = user, thread = thread })
+  if ok then return answer end
+  return nil, answer
+end
+
+local function files_of(answer)
+  local files = {}
+  for i, file in ipairs(answer.policies or {}) do
+    local functions = {}
+    for key, value in pairs(file.functions or {}) do
+      functions[#functions + 1] = type(key) == "string" and key or type(value) == "table" and value.name or tostring(value)
+    end
+    table.sort(functions)
+    files[i] = { name = file.name, path = file.path or "built in", functions = functions }
+  end
+  return files
+end
+
+--- Loads the policies of a configuration and asks each once. Raises what is wrong.
+---@param config table
+---@return table[] files
+---@return string[] warnings
+function M.load(config)
+  local rt, warnings = policy_runtime({ warn = function() end }, config)
+  local answer, why = ask(rt, "check", "check")
+  local noted = warning_lines(rt, warnings)
+  if not answer then error(why, 0) end
+  return files_of(answer), noted
+end
+
+function M.check(ctx, options, dir)
+  local config = world.config(options)
+  if dir then config.policies = dir end
+  local files, noted = M.load(config)
+  if options.json then
+    for _, file in ipairs(files) do render.list(file.functions) end
+    ctx.out(render.json { ok = true, files = render.list(files), warnings = render.list(noted) })
+    return status.OK
+  end
+  local rows = {}
+  for i, file in ipairs(files) do rows[i] = { file.name, file.path, table.concat(file.functions, ", ") } end
+  ctx.out(render.columns({ "POLICY", "FILE", "FUNCTIONS" }, rows) .. "\n")
+  for _, line in ipairs(noted) do ctx.out("warn  " .. render.plain(line) .. "\n") end
+  ctx.out(#noted == 0 and "ok: all loaded, and asked once\n" or ("ok, with %d warnings\n"):format(#noted))
+  return status.OK
+end
+
+function M.explain(ctx, options)
+  if not options.user or not options.thread then args.usage_error("policy explain wants --user U and --thread T") end
+  local rt = policy_runtime(ctx, world.config(options))
+  local answer, why = ask(rt, options.user, options.thread)
+  if not answer then error(why, 0) end
+  if options.json then
+    ctx.out(render.json(answer))
+    return status.OK
+  end
+  local lines = { ("%s/%s"):format(render.plain(options.user), render.plain(options.thread)) }
+  local function say(key, value) lines[#lines + 1] = ("  %-13s %s"):format(key, value) end
+  say("sandbox id", tostring(answer.id))
+  say("decision", tostring(answer.decision or "-") .. (answer.code and " (" .. tostring(answer.code) .. ")" or ""))
+  if answer.message then say("because", render.plain(tostring(answer.message))) end
+  say("requirements", (render.value(answer.requirements or {}):gsub("\n", "\n" .. (" "):rep(16))))
+  say("mounts", (render.value(answer.mounts or {}):gsub("\n", "\n" .. (" "):rep(16))))
+  for _, file in ipairs(files_of(answer)) do say(file.name, file.path) end
+  ctx.out(table.concat(lines, "\n") .. "\n")
+  return status.OK
+end
+
+--- The runtimes that a state directory records, as { pid, start_time, signals }.
+local function recorded(state_dir)
+  local cjson, proc = require "cjson", require("paddock.io").proc
+  local folder = state_dir .. "/runtimes"
+  local directory = proc.open(folder, "rd")
+  local out = {}
+  for _, name in ipairs(directory and proc.names(directory) or {}) do
+    if name:find("%.json$") then
+      local file = io.open(folder .. "/" .. name, "rb")
+      local parsed, record = pcall(cjson.decode, file and file:read(65536) or "")
+      if file then file:close() end
+      if parsed and type(record) == "table" and math.tointeger(record.pid) and math.tointeger(record.start_time) then
+        out[#out + 1] = {
+          pid = math.tointeger(record.pid), start_time = math.tointeger(record.start_time), signals = record.signals == true,
+        }
+      end
+    end
+  end
+  return out
+end
+
+function M.reload(ctx, options)
+  local told, failed = render.list {}, render.list {}
+  for _, runtime in ipairs(recorded(world.normalized(world.config(options)).state_dir)) do
+    local ok, why
+    if runtime.signals then
+      ok, why = native.hangup(runtime.pid, runtime.start_time)
+    else
+      why = "its host has not asked for signals (option signals), and HUP would end it"
+    end
+    if ok then
+      told[#told + 1] = runtime.pid
+    elseif why ~= "No such process" and not why:find("has ended", 1, true) then
+      failed[#failed + 1] = { pid = runtime.pid, reason = why }
+    end
+  end
+  if options.json then
+    ctx.out(render.json { told = told, failed = failed })
+  else
+    ctx.out(#told == 0 and "no runtime is recorded as running\n"
+      or ("told %d runtime%s: pid %s\n"):format(#told, #told == 1 and "" or "s", table.concat(told, ", ")))
+    for _, one in ipairs(failed) do ctx.warn(("runtime %d was not told: %s"):format(one.pid, one.reason)) end
+  end
+  return #failed == 0 and status.OK or status.DEFERRED
+end
+
+function M.run(ctx, options, operands)
+  local verbs = { check = M.check, explain = M.explain, reload = M.reload }
+  local verb = verbs[operands[1]]
+    or args.usage_error(args.unknown("policy command", operands[1], { "check", "explain", "reload" }))
+  if operands[2] and operands[1] ~= "check" then
+    args.usage_error(("policy %s: unexpected argument %s"):format(operands[1], args.quoted(operands[2])))
+  end
+  return verb(ctx, options, operands[2])
+end
+
+return M

@@ -1,0 +1,42 @@
+--- paddock ps: the sandboxes in the state directory, whoever made them.
+local render = require "paddock.cli.render"
+local status = require "paddock.cli.status"
+local world = require "paddock.cli.world"
+
+local M = {
+  name = "ps",
+  usage = "ps [--json]",
+  summary = "Lists sandboxes: states, owners, idle time.",
+  options = {
+    { "--config,-c", "F", "a Lua file that returns the options of paddock.open" },
+    { "--backend,-b", "B", "process, docker, ..., or path/to/engine.lua" },
+    { "--json", nil, "print one JSON document" },
+  },
+  notes = [[
+STATE  held: somebody works in it; parked: a running process keeps it warm; free: nobody owns it, the next exec or
+       acquire of its identity finds it; ending: it is being taken down.
+OWNER  the process that owns it.]],
+}
+
+local function identity_text(one)
+  if not one.user then return nil end
+  return ("%s/%s"):format(one.user, one.thread or "-")
+end
+
+function M.run(ctx, options)
+  local known = world.known(world.config(options))
+  if options.json then
+    ctx.out(render.json(render.list(known)))
+    return status.OK
+  end
+  local rows = {}
+  for i, one in ipairs(known) do
+    rows[i] = { one.sandbox_id, one.state, one.owner_pid and tostring(one.owner_pid) or nil, identity_text(one),
+      render.duration(one.idle_seconds), render.duration(one.age_seconds), one.generation }
+  end
+  ctx.out(#rows == 0 and "no sandboxes\n"
+    or render.columns({ "SANDBOX", "STATE", "OWNER", "IDENTITY", "IDLE", "AGE", "GENERATION" }, rows) .. "\n")
+  return status.OK
+end
+
+return M

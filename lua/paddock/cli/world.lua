@@ -1,0 +1,180 @@
+--- What the commands share: reading the configuration, opening a runtime, looking at what other processes left.
+local args = require "paddock.cli.args"
+local native = require "paddock.cli.native"
+local status = require "paddock.cli.status"
+
+local M = {}
+
+local errors = require "paddock.errors"
+
+--- The configuration file's options with those of the command line over them.
+---@param options { config: string?, backend: string?, verbose: boolean? }
+---@return table
+function M.config(options)
+  local config = {}
+  if options.config then
+    local ok, loaded = pcall(require("paddock.config").load_file, options.config)
+    if not ok then status.fail(status.CONFIG, status.line(loaded)) end
+    config = loaded
+  end
+  if options.backend then config.backend = options.backend end
+  if config.user == nil then
+    local user = os.getenv("USER")
+    config.user = user and user ~= "" and user or native.user()
+  end
+  return config
+end
+
+--- A configuration with every default filled in; mistakes in it exit with 78.
+---@param config table
+---@return table
+function M.normalized(config)
+  local settings = require "paddock.config"
+  local plain
+  local ok, normal = pcall(function()
+    plain = settings.split(config)
+    return settings.normalize(plain)
+  end)
+  if not ok then status.fail(status.CONFIG, status.line(normal)) end
+  return normal
+end
+
+--- What a backend's file returns.
+local function load_backend(path)
+  local chunk, why = loadfile(path, "t")
+  local ok, module
+  if chunk then
+    ok, module = pcall(chunk)
+    why = module
+  end
+  if ok and type(module) == "table" then return module end
+  status.fail(status.CONFIG, ("the backend %s cannot be used: %s"):format(args.quoted(path),
+    ok and "its file must return a table" or status.line(errors.is(why) and why or { message = tostring(why) })))
+end
+
+--- A backend to look at, without a runtime around it: looking must not claim, renew or reap anything.
+local function backend_of(config)
+  if type(config.backend) == "table" then return config.backend end
+  local normal = M.normalized(config)
+  local module
+  if normal.backend:find("/", 1, true) or normal.backend:find("%.lua$") then
+    module = load_backend(normal.backend)
+  else
+    local found, loaded = pcall(require, "paddock.backend." .. normal.backend)
+    if not found then
+      status.fail(status.UNAVAILABLE, ("this version has no backend %s; the README says which there are")
+        :format(args.quoted(normal.backend)))
+    end
+    module = loaded
+  end
+  local backend = module.new and module.new(normal.backend_options, normal) or module
+  if type(backend.list) == "function" then return backend end
+  status.fail(status.UNAVAILABLE, ("the backend %s cannot list its sandboxes"):format(args.quoted(normal.backend)))
+end
+
+--- Whether the process that a record names still runs.
+local function owner_lives(owner)
+  if type(owner) ~= "table" or math.type(owner.pid) ~= "integer" then return false end
+  return require("paddock.io").proc.start_of(owner.pid) == owner.start
+end
+
+---@class paddock.cli.Known
+---@field sandbox_id string
+---@field generation string?
+---@field state "held"|"parked"|"free"|"ending"
+---@field owner_pid integer?    nil when nobody owns it
+---@field held boolean?
+---@field user string?
+---@field thread string?
+---@field age_seconds number?
+---@field idle_seconds number?  where the backend knows
+---@field created_at number?
+
+--- All sandboxes that the backend knows, whoever made them, by id.
+---@param config table
+---@return paddock.cli.Known[]
+function M.known(config)
+  local backend = backend_of(config)
+  local out, now = {}, os.time()
+  for i, info in ipairs(backend:list()) do
+    local who = type(info.identity) == "table" and info.identity or {}
+    local owned = owner_lives(info.owner)
+    out[i] = {
+      sandbox_id = info.sandbox_id, generation = info.generation, held = info.held,
+      state = info.doomed and "ending" or info.held and "held" or owned and "parked" or "free",
+      owner_pid = owned and info.owner.pid or nil, user = who.user, thread = who.thread,
+      created_at = info.created_at, age_seconds = info.created_at and math.max(0, now - info.created_at) or nil,
+      idle_seconds = info.idle_seconds,
+    }
+  end
+  table.sort(out, function(a, b)
+    if a.sandbox_id ~= b.sandbox_id then return a.sandbox_id < b.sandbox_id end
+    return tostring(a.generation) < tostring(b.generation)
+  end)
+  return out
+end
+
+--- Lines of the log that an operator should see although nobody asked for the log.
+local function quiet_log(ctx)
+  return function(record)
+    if record.level == "error" then
+      ctx.warn(("%s: %s"):format(record.event, record.message or record.reason or record.error or record.sandbox_id or ""))
+    end
+  end
+end
+
+--- Opens the runtime of a command. Mistakes in the configuration exit with 78, a backend that cannot work with 69.
+---@param ctx table
+---@param options table
+---@param config table?
+---@return table runtime
+function M.open(ctx, options, config)
+  config = config or M.config(options)
+  if config.log == nil and not options.verbose then config.log = quiet_log(ctx) end
+  config.signals = true -- core/main.c handles them; the runtime's record then says that HUP reloads, and does not kill
+  local ok, rt = pcall(require("paddock").open, config)
+  if not ok then
+    local err = rt
+    if errors.is(err, "invalid_argument") or errors.is(err, "io_error") then
+      status.fail(status.CONFIG, status.line(err))
+    end
+    error(err, 0)
+  end
+  native.on_hangup(function()
+    local reloaded, why = pcall(rt.reload, rt)
+    if not reloaded then ctx.warn("the policies stay as they were: " .. status.line(why)) end
+  end)
+  return rt
+end
+
+--- The options that every command with a runtime takes.
+M.OPTIONS = {
+  { "--config,-c", "F", "a Lua file that returns the options of paddock.open" },
+  { "--backend,-b", "B", "process, docker, ..., or path/to/engine.lua" },
+  { "--verbose,-v", nil, "log lines (JSON) on stderr" },
+}
+
+--- A command's own options and the common ones.
+---@param own table[]
+---@return table[]
+function M.options(own)
+  return table.move(M.OPTIONS, 1, #M.OPTIONS, #own + 1, own)
+end
+
+--- The id that was written in full or in part, among those that are known.
+---@param word string
+---@param ids string[]
+---@return string
+function M.complete_id(word, ids)
+  local found
+  for _, id in ipairs(ids) do
+    if id == word then return id end
+    if #word >= 4 and id:sub(1, #word) == word then
+      if found then args.usage_error(("%s is the beginning of several sandbox ids"):format(args.quoted(word))) end
+      found = id
+    end
+  end
+  return found or word
+end
+
+return M

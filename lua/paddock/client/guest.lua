@@ -1,0 +1,414 @@
+--- A client of paddock-guest's own plane: commands as byte frames, files as raw bytes, tokens on every call.
+---
+--- What it decides is whether a command certainly did not run (an error is raised), certainly ended (an outcome), or may
+--- have run (outcome "unknown"). It never sends anything twice. Which plane and session a command gets is the core's
+--- choice, and the fences of sessions are the core's too, since they outlive a client.
+local errors = require "paddock.errors"
+
+local M = {}
+
+---@class paddock.GuestOptions
+---@field url string                    base URL; its host is only a name when `unix` is given
+---@field unix? string                  path of the guest's socket
+---@field headers? table<string, string>
+---@field token? integer|string         sent with each call; the guest refuses a smaller one than it knows
+---@field command_timeout? number       seconds, for commands that name no limit (600)
+---@field file_timeout? number          seconds for one file call (60)
+---@field max_output? integer           bytes kept per stream of a command (1 MiB)
+---@field on_close? fun()               called once, by close or collection
+---@field io? table                     in place of `require "paddock.io"`
+
+---@class paddock.GuestClient
+local Client = {}
+Client.__index = Client
+
+local SHORT_LIMIT = 5       -- seconds, for tokens and sessions
+local DOOM_LIMIT = 1        -- seconds; a guest that takes longer is treated as dead
+local GRACE = 5             -- seconds between a command's limit and ours
+local STDOUT, STDERR, END = 1, 2, 3
+
+local OUTCOMES = { completed = true, signalled = true, hard_timeout = true, oom = true, cancelled = true }
+local LOST = { stale_token = true, doomed = true, token_mismatch = true }
+-- What the caller asked for was wrong; anything else that a guest refuses is its own trouble.
+local CALLERS_FAULT = { invalid_cwd = true, invalid_path = true, invalid_env = true, invalid_argument = true, too_large = true }
+
+local function invalid(message)
+  errors.raise("invalid_argument", message)
+end
+
+---@param bytes string
+local function percent(bytes)
+  return (bytes:gsub("[^A-Za-z0-9%-._~/]", function(c) return ("%%%02X"):format(c:byte()) end))
+end
+
+local function check_text(text, what)
+  if type(text) ~= "string" then
+    invalid(what .. " must be a string")
+  elseif text:find("\0", 1, true) then
+    invalid(what .. " must not contain a NUL byte")
+  end
+  return text
+end
+
+local function check_seconds(value, what)
+  if type(value) ~= "number" or value ~= value or value <= 0 or value > 2 ^ 31 then
+    invalid(what .. " must be a number of seconds above 0")
+  end
+  return value
+end
+
+local function check_token(token, what)
+  local text = math.type(token) == "integer" and ("%d"):format(token) or token
+  if type(text) ~= "string" or not text:find("^%d+$") or #text > 20 then
+    invalid(what .. " must be a token: an integer or its decimal text")
+  end
+  return text
+end
+
+local function check_path(path)
+  check_text(path, "path")
+  if path:sub(1, 1) ~= "/" then
+    invalid("path must be absolute, not " .. ("%q"):format(path:sub(1, 100)))
+  end
+  return path
+end
+
+---@param opts paddock.GuestOptions
+---@return paddock.GuestClient
+function M.new(opts)
+  if type(opts) ~= "table" or type(opts.url) ~= "string" then
+    invalid("url must be a string: the sandbox's base URL")
+  end
+  return setmetatable({
+    io = opts.io or require "paddock.io",
+    url = opts.url:gsub("/+$", ""),
+    unix = opts.unix,
+    headers = opts.headers or {},
+    token = opts.token ~= nil and check_token(opts.token, "token") or nil,
+    command_timeout = check_seconds(opts.command_timeout or 600, "command_timeout"),
+    file_timeout = check_seconds(opts.file_timeout or 60, "file_timeout"),
+    max_output = opts.max_output or 1 << 20,
+    on_close = opts.on_close,
+    closed = false,
+  }, Client)
+end
+
+-- ---- one request ----------------------------------------------------------------------------------------------
+
+---@class paddock.GuestCall
+---@field method string
+---@field path string
+---@field body? string
+---@field limit number           seconds
+---@field token? string          in place of the client's own
+---@field headers? table<string, string>
+---@field fresh? boolean         over a connection of its own
+---@field max_body? integer      bytes of answer that are kept
+
+--- Sends `call`, once. Returns the response, or nil and the transport's error.
+---@param call paddock.GuestCall
+function Client:_send(call)
+  if self.closed then
+    errors.raise("closed", "this client was closed")
+  end
+  local headers = {}
+  for name, value in pairs(self.headers) do headers[name] = value end
+  for name, value in pairs(call.headers or {}) do headers[name] = value end
+  headers["X-Paddock-Token"] = call.token or self.token
+  if call.body then
+    headers["Content-Type"] = "application/octet-stream"
+  end
+  return self.io.http {
+    method = call.method, url = self.url .. call.path, unix = self.unix, headers = headers, body = call.body,
+    timeout = call.limit, connect_timeout = math.min(call.limit, SHORT_LIMIT), fresh = call.fresh, max_body = call.max_body,
+  }
+end
+
+function Client:_decode(text)
+  local ok, value = pcall(self.io.json.decode, text)
+  return ok and type(value) == "table" and value or nil
+end
+
+--- Raises what a refusal says. The guest refuses before it does anything, so nothing has happened.
+---@param fault table   { error: string, message: string? }
+---@param what string   what was asked for
+---@param kind string   of a refusal that is neither the caller's fault nor a lost sandbox
+local function refused(fault, what, kind)
+  local code = fault.error
+  if LOST[code] then
+    errors.raise("lost", ("%s: the sandbox is no longer this holder's (%s)"):format(what, code), { reason = code })
+  end
+  local message = ("%s: %s"):format(what, type(fault.message) == "string" and fault.message or code)
+  errors.raise(CALLERS_FAULT[code] and "invalid_argument" or kind, message, { reason = code })
+end
+
+--- A guest's refusal in a response, or nil.
+function Client:_fault(response)
+  if response.status < 400 then return nil end
+  local fault = self:_decode(response.body)
+  if fault and type(fault.error) == "string" then return fault end
+  if response.status < 500 then
+    return { error = response.status == 401 and "unauthorized" or "refused", message = "HTTP " .. response.status }
+  end
+  return nil                -- 5xx of somebody who does not say what it did
+end
+
+local function not_sent(err, what)
+  errors.raise(err.kind or "backend_error", what .. ": " .. tostring(err.message), { reason = err.reason })
+end
+
+--- Sends a call that is either done or refused. What may have happened is outcome_unknown.
+---@param call paddock.GuestCall
+---@param what string
+---@param kind string      of a refusal
+---@param changes boolean  whether it matters that nobody knows
+---@param reason string?   of outcome_unknown
+function Client:_call(call, what, kind, changes, reason)
+  local response, err = self:_send(call)
+  if not response then
+    if err.failure == "not_sent" or not changes then not_sent(err, what) end
+    errors.raise("outcome_unknown", what .. ": " .. tostring(err.message), { reason = reason or "response" })
+  end
+  if response.status == 200 then return response end
+  local fault = self:_fault(response)
+  if fault then refused(fault, what, kind) end
+  errors.raise(changes and "outcome_unknown" or "backend_error", ("%s: HTTP %d"):format(what, response.status),
+    { reason = changes and (reason or "response") or "protocol" })
+end
+
+-- ---- commands -------------------------------------------------------------------------------------------------
+
+local function frame(kind, bytes)
+  return kind .. string.pack(">s4", bytes)
+end
+
+---@param req paddock.ExecRequest
+---@param limit number
+function Client:_exec_body(req, limit)
+  local parts = { frame("c", check_text(req.command, "command")) }
+  if req.env ~= nil and type(req.env) ~= "table" then
+    invalid("env must be a table of names and values")
+  end
+  for name, value in pairs(req.env or {}) do
+    if type(name) ~= "string" or not name:find("^[A-Za-z_][A-Za-z0-9_]*$") then
+      local shown = type(name) == "string" and ("%q"):format(name:sub(1, 64)) or tostring(name)
+      invalid("env: " .. shown .. " is no variable name (letters, digits and _)")
+    end
+    parts[#parts + 1] = frame("e", name .. "=" .. check_text(value, "env: the value of " .. name))
+  end
+  if req.cwd ~= nil then
+    parts[#parts + 1] = frame("d", check_text(req.cwd, "cwd"))
+  end
+  -- A session is a shell that lives on; on the bash plane every command is a process of its own.
+  if req.plane == "shell" and req.session ~= nil then
+    parts[#parts + 1] = frame("s", check_text(req.session, "session"))
+  end
+  parts[#parts + 1] = frame("t", ("%.3f"):format(limit))
+  parts[#parts + 1] = frame("m", ("%d"):format(self.max_output))
+  if req.stdin ~= nil and type(req.stdin) ~= "string" then
+    invalid("stdin must be a string")
+  end
+  parts[#parts + 1] = frame("0", "")
+  parts[#parts + 1] = req.stdin
+  return table.concat(parts)
+end
+
+--- Splits an answer into its streams. The third result is the last frame's object, nil when the answer is cut off.
+local function read_frames(self, bytes)
+  local out, err, at = {}, {}, 1
+  while #bytes - at + 1 >= 8 do
+    local kind, length = string.unpack(">Bxxx I4", bytes, at)
+    local piece = bytes:sub(at + 8, at + 7 + length)
+    if kind == END then
+      return table.concat(out), table.concat(err), #piece == length and self:_decode(piece) or nil
+    elseif kind == STDOUT then
+      out[#out + 1] = piece
+    elseif kind == STDERR then
+      err[#err + 1] = piece
+    else
+      break
+    end
+    at = at + 8 + length
+  end
+  return table.concat(out), table.concat(err), nil
+end
+
+local function whole(value)
+  return type(value) == "number" and math.tointeger(value) or nil
+end
+
+--- Runs a command and waits for its end. Raises only when it certainly did not run.
+---@param req paddock.ExecRequest
+---@return paddock.ExecResult
+function Client:exec(req)
+  if type(req) ~= "table" or (req.plane ~= "shell" and req.plane ~= "bash") then
+    invalid('plane must be "shell" or "bash"')
+  end
+  local limit = check_seconds(req.timeout or self.command_timeout, "timeout")
+  local body = self:_exec_body(req, limit)
+  local started = self.io.now()
+  local response, err = self:_send {
+    method = "POST", path = "/v1/paddock/exec", body = body, limit = limit + GRACE, max_body = 2 * self.max_output + (1 << 20),
+  }
+  local result = { outcome = "unknown", reason = "response", stdout = "", stderr = "", truncated = false,
+                   session_reset = false, duration = self.io.now() - started }
+  if not response then
+    if err.failure == "not_sent" then not_sent(err, "exec") end
+    result.detail = tostring(err.message)
+    return result
+  end
+  local fault = self:_fault(response)
+  if fault then refused(fault, "exec", "backend_error") end
+  if response.status ~= 200 then
+    result.detail = "HTTP " .. response.status
+    return result
+  end
+  local last
+  result.stdout, result.stderr, last = read_frames(self, response.body)
+  if not last then
+    result.detail = "the answer is cut off"
+    return result
+  end
+  if type(last.error) == "string" and not OUTCOMES[last.outcome] then
+    refused(last, "exec", "backend_error")
+  elseif not OUTCOMES[last.outcome] then
+    result.detail = "outcome " .. tostring(last.outcome)
+    return result
+  end
+  result.outcome, result.reason = last.outcome, nil
+  result.exit_code = whole(last.exit_code)
+  result.signal = whole(last.signal) ~= 0 and whole(last.signal) or nil
+  result.truncated = last.truncated == true
+  result.session_reset = last.session_reset == true
+  result.duration = type(last.duration) == "number" and last.duration or result.duration
+  return result
+end
+
+-- ---- sessions -------------------------------------------------------------------------------------------------
+
+local function check_plane(plane)
+  if plane ~= "shell" and plane ~= "bash" then
+    invalid('plane must be "shell" or "bash"')
+  end
+  return plane
+end
+
+--- Makes a shell session. On the bash plane there is nothing to make.
+---@param plane "shell"|"bash"
+---@param id string
+---@return string id
+function Client:open_session(plane, id)
+  check_text(id, "session")
+  if check_plane(plane) == "bash" then return id end
+  self:_call({ method = "POST", path = "/v1/paddock/sessions/" .. percent(id):gsub("/", "%%2F"), body = "", limit = SHORT_LIMIT },
+    "session creation", "backend_error", true, "session_creation")
+  return id
+end
+
+--- Ends a shell session, at best effort: nothing depends on it, so a failure is an answer.
+---@param plane "shell"|"bash"
+---@param id string
+---@return boolean done      also when it was not there
+---@return string? message
+function Client:close_session(plane, id)
+  check_text(id, "session")
+  if check_plane(plane) == "bash" then return true end
+  local response, err = self:_send {
+    method = "DELETE", path = "/v1/paddock/sessions/" .. percent(id):gsub("/", "%%2F"), limit = SHORT_LIMIT,
+  }
+  if not response then return false, tostring(err.message) end
+  if response.status == 200 or response.status == 404 then return true end
+  local fault = self:_fault(response)
+  return false, fault and (fault.message or fault.error) or "HTTP " .. response.status
+end
+
+-- ---- files ----------------------------------------------------------------------------------------------------
+
+--- The bytes of a file.
+---@param path string
+---@return string
+function Client:read(path)
+  return self:_call({ method = "GET", path = "/v1/paddock/file?path=" .. percent(check_path(path)), limit = self.file_timeout },
+    "read " .. path, "io_error", false).body
+end
+
+--- Writes a file, all of it or nothing.
+---@param path string
+---@param bytes string
+---@param opts? { no_overwrite: boolean? }
+---@return boolean
+function Client:write(path, bytes, opts)
+  check_path(path)
+  if type(bytes) ~= "string" then
+    invalid("bytes must be a string")
+  end
+  local query = "?path=" .. percent(path) .. (opts and opts.no_overwrite and "&no_overwrite=1" or "")
+  self:_call({ method = "PUT", path = "/v1/paddock/file" .. query, body = bytes, limit = self.file_timeout },
+    "write " .. path, "io_error", true)
+  return true
+end
+
+--- The entries of a directory: { name, path, is_directory, is_link, size, modified_time, mode }.
+---@param path string
+---@return table[]
+function Client:list(path)
+  local what = "list " .. check_path(path)
+  local response = self:_call({ method = "GET", path = "/v1/paddock/list?path=" .. percent(path), limit = self.file_timeout },
+    what, "io_error", false)
+  local answer = self:_decode(response.body)
+  if not answer or type(answer.files) ~= "table" then
+    errors.raise("backend_error", what .. ": the answer has no files", { reason = "protocol" })
+  end
+  return answer.files
+end
+
+-- ---- tokens and state -----------------------------------------------------------------------------------------
+
+--- What the guest says of itself: { generation, token, doomed, commands, idle_seconds, ... }; nil and a message when it
+--- does not answer.
+---@param seconds number
+---@return table?
+---@return string?
+function Client:state(seconds)
+  local response, err = self:_send { method = "GET", path = "/v1/sandbox", limit = seconds }
+  if not response then return nil, tostring(err.message) end
+  local answer = response.status == 200 and self:_decode(response.body)
+  if not answer or type(answer.paddock) ~= "table" then
+    return nil, "HTTP " .. response.status .. " is not paddock-guest's answer"
+  end
+  return answer.paddock
+end
+
+--- Makes `token` the smallest one that the guest accepts; later calls of this client carry it.
+---@param token integer|string
+function Client:fence(token)
+  local text = check_token(token, "token")
+  self:_call({ method = "POST", path = "/v1/paddock/fence", body = "", token = text, limit = SHORT_LIMIT }, "fence",
+    "backend_error", true)
+  self.token = text
+  return true
+end
+
+--- Makes the guest refuse every later request, provided that `expected` is the largest token that it has seen. Over a
+--- connection of its own, so that it never waits behind a command.
+---@param expected integer|string
+---@param token integer|string
+function Client:doom(expected, token)
+  self:_call({
+    method = "POST", path = "/v1/paddock/doom", body = "", token = check_token(token, "token"), limit = DOOM_LIMIT, fresh = true,
+    headers = { ["X-Paddock-Expected"] = check_token(expected, "expected") },
+  }, "doom", "backend_error", true)
+  return true
+end
+
+--- Ends this client; the sandbox goes on.
+function Client:close()
+  if self.closed then return end
+  self.closed = true
+  if self.on_close then self.on_close() end
+end
+
+Client.__gc = Client.close
+Client.__close = Client.close
+
+return M

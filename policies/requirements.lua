@@ -1,0 +1,19 @@
+--- What does this turn need of its sandbox? What is left nil here is taken from the runtime's own options.
+local may_ask = { "image", "env", "limits", "network", "labels", "require" }   -- fields of a request
+
+return {
+  resolve = function(ctx)
+    local answer, known = {}, {}
+    for _, key in ipairs(may_ask) do
+      answer[key] = ctx.request[key]
+      known[key] = true
+    end
+    for key in pairs(ctx.request) do
+      if not known[key] then
+        policy.fail("invalid_argument", "requirements." .. tostring(key) .. " is unknown ("
+          .. table.concat(may_ask, ", ") .. ")")
+      end
+    end
+    return answer
+  end,
+}

@@ -1,0 +1,242 @@
+--- Every example runs: the hosts, the configurations, the policies, the engine, the demo; and the README says what is true.
+local support = require "tests.support"
+
+local can_sandbox, why_not = support.can_sandbox()
+
+local function needs_sandbox()
+  if not can_sandbox then pending(why_not) end
+end
+
+--- The output of a program that must succeed.
+local function succeed(command)
+  local output, status = support.sh(command)
+  assert.equal(0, status, command .. " failed:\n" .. output)
+  return output
+end
+
+local function out()
+  return os.getenv("OUT") or "build"
+end
+
+local function lua()
+  return out() == "build" and "lua5.4" or out() .. "/bin/lua"
+end
+
+describe("the hosts in examples", function()
+  after_each(support.cleanup)
+
+  it("in C runs 20 agents on threads", function()
+    needs_sandbox()
+    if out() ~= "build" then pending("the C host is built in mode dev") end
+    local text = succeed("build/examples/agents")
+    assert.truthy(text:find("20 of 20 agents found their notes again", 1, true), text)
+  end)
+
+  it("in C says what is wrong with its arguments", function()
+    if out() ~= "build" then pending("the C host is built in mode dev") end
+    local _, status = support.sh("build/examples/agents x 0")
+    assert.equal(64, status)
+    local text
+    text, status = support.sh("build/examples/agents /no/such/config.lua")
+    assert.equal(1, status)
+    assert.truthy(text:find("/no/such/config.lua", 1, true), text)
+  end)
+
+  it("in Lua keeps conversations apart", function()
+    needs_sandbox()
+    local text = succeed(lua() .. " examples/host.lua")
+    assert.truthy(text:find("bob    letters  created    no letter here", 1, true), text)
+    assert.truthy(text:find("alice  letters  warm       Dear Bob", 1, true), text)
+    assert.truthy(text:find("refused: invalid_argument", 1, true), text)
+  end)
+
+  it("include the demo", function()
+    needs_sandbox()
+    local text = succeed(lua() .. " examples/demo.lua")
+    assert.truthy(text:find("All steps did what they should.", 1, true), text)
+    assert.truthy(text:find("1960s 320.3 ppm", 1, true), text)
+  end)
+end)
+
+describe("the configurations in examples", function()
+  local world
+  before_each(function() world = support.world() end)
+  after_each(function() world:assert_quiet() end)
+
+  for _, name in ipairs { "process", "policies", "workdir" } do
+    it("are accepted: " .. name, function()
+      local options = dofile("examples/config/" .. name .. ".lua")
+      options.backend = world.backend
+      local rt = world:open(options)
+      assert.truthy(rt:capabilities())
+    end)
+  end
+end)
+
+describe("the engine in examples", function()
+  after_each(support.cleanup)
+
+  it("runs commands, keeps files, and leaves nothing", function()
+    needs_sandbox()
+    local root = support.tmpdir()
+    local rt = require("paddock").open {
+      backend = "examples/engine/workdir.lua", backend_options = { root = root }, state_dir = support.tmpdir(),
+      log = function() end,
+    }
+    local box = rt:acquire { user = "alice", thread = "t1" }
+    assert.equal("created", box.source)
+    local r = box:exec("echo $GREETING > a.txt; cat a.txt; echo oops >&2; exit 3", { env = { GREETING = "hello" } })
+    assert.same({ "completed", 3, "hello\n", "oops\n" }, { r.outcome, r.exit_code, r.stdout, r.stderr })
+    box:write("/workspace/b.bin", "\0\1\255")
+    assert.equal("\0\1\255", box:read("/workspace/b.bin"))
+    assert.has_error(function() box:read("/workspace/none") end)
+    assert.equal("a.txt", box:list("/workspace")[1].name)
+    box:exec("ln -s /etc/passwd /workspace/link")
+    assert.is_false((pcall(box.read, box, "/workspace/link"))) -- there is no /etc in there
+    assert.equal("hard_timeout", box:exec("sleep 60", { timeout = 0.3 }).outcome)
+    assert.equal("signalled", box:exec("kill -9 $$").outcome)
+    local id = box.id
+    box:release()
+    local again = rt:acquire { user = "alice", thread = "t1" }
+    assert.same({ id, "warm", "hello\n" }, { again.id, again.source, again:exec("cat a.txt").stdout })
+    local other <close> = rt:acquire { user = "bob", thread = "t1" }
+    assert.equal("", other:exec("ls").stdout)
+    again:release()
+    other:release()
+    assert.is_true((rt:destroy(id)))
+    rt:shutdown()
+    assert.equal("", succeed("ls -A " .. root))
+  end)
+
+  it("refuses to start without its folder", function()
+    local ok, err = pcall(function()
+      local rt = require("paddock").open {
+        backend = "examples/engine/workdir.lua", state_dir = support.tmpdir(), log = function() end,
+      }
+      rt:acquire { user = "a", thread = "t" }
+    end)
+    assert.is_false(ok)
+    assert.truthy(err.message:find("backend_options.root", 1, true), tostring(err))
+  end)
+end)
+
+describe("the policies in examples", function()
+  local world
+  before_each(function() world = support.world() end)
+  after_each(function() world:assert_quiet() end)
+
+  local function open(more, opts)
+    opts = opts or {}
+    opts.policies, opts.policy_options = "examples/policies", more or {}
+    return world:open(opts)
+  end
+
+  --- The image that a user's new sandbox is made of.
+  local function image_of(rt, user)
+    local box <close> = rt:acquire { user = user, thread = "t" }
+    return world:container(box.id).spec.image
+  end
+
+  it("give a user the same image at every turn, and a share of the users the one on trial", function()
+    local on_trial, kept = 0, {}
+    local rt = open({ stable = "tools-1", canary = "tools-2", canary_percent = 30 }, { replicas = 1000 })
+    for i = 1, 100 do
+      local user = "user-" .. i
+      kept[user] = image_of(rt, user)
+      if kept[user] == "tools-2" then on_trial = on_trial + 1 end
+    end
+    assert.truthy(on_trial > 15 and on_trial < 45, on_trial .. " of 100 users are on trial")
+    local second = open({ stable = "tools-1", canary = "tools-2", canary_percent = 30 })
+    for i = 1, 100, 10 do
+      assert.equal(kept["user-" .. i], second:explain({ user = "user-" .. i, thread = "other" }).requirements.image)
+    end
+  end)
+
+  it("replace a warm sandbox whose image is no longer the user's, and defer while it is held", function()
+    local rt = open { stable = "tools-1" }
+    local box = rt:acquire { user = "alice", thread = "t" }
+    world:container(box.id).attestation.image = "tools-0"
+    local info = box.id
+    box:release()
+    world.on.inspect = nil
+    local again = rt:acquire { user = "alice", thread = "t" }
+    assert.equal(info, again.id)
+    again:release()
+  end)
+
+  it("keep idle sandboxes for a shorter time at night", function()
+    local rt = open({}, { idle_timeout = 600 })
+    local id
+    do
+      local box <close> = rt:acquire { user = "alice", thread = "t" }
+      id = box.id
+    end
+    -- To three at night on a Wednesday: the wall clock moves apart from the runtime's own.
+    local date = os.date("*t")
+    local night = os.time { year = date.year, month = date.month, day = date.day + (4 - date.wday) % 7, hour = 3 }
+    rt:advance(0, night - os.time())
+    rt:reload() -- asks again how long idle ones are kept
+    rt:advance(119)
+    rt:tick()
+    assert.equal("warm", world:state_of(id, rt))
+    rt:advance(2)
+    rt:tick()
+    assert.is_nil(world:state_of(id, rt))
+    assert.equal(1, world:count("destroy", id))
+  end)
+
+  it("mount skills read-only, everybody's and the user's own, and nobody else's", function()
+    local root = support.tmpdir()
+    succeed(("mkdir -p %s/public %s/users/alice %s/users/bob"):format(root, root, root))
+    local rt = open({ skills_root = root }, { mount_roots = { root } })
+    local function mounts_of(user)
+      local box <close> = rt:acquire { user = user, thread = "t" }
+      local found = {}
+      for _, mount in ipairs(world:container(box.id).spec.mounts) do
+        assert.is_true(mount.read_only)
+        found[#found + 1] = mount.source:sub(#root + 1) .. " -> " .. mount.target
+      end
+      table.sort(found)
+      return found
+    end
+    assert.same({ "/public -> /mnt/skills/public", "/users/alice -> /mnt/skills/own" }, mounts_of("alice"))
+    assert.same({ "/public -> /mnt/skills/public" }, mounts_of("../bob"))
+    assert.same({ "/public -> /mnt/skills/public" }, mounts_of("carol"))
+  end)
+end)
+
+describe("the README", function()
+  local text = support.read_file("README.md")
+
+  it("has a row for each option of paddock.open, with its default", function()
+    local config = require "paddock.config"
+    local defaults = config.normalize {}
+    for _, name in ipairs(config.names()) do
+      local default = text:match("\n| `" .. name .. "` | ([^|]*) |")
+      assert.truthy(default, "the README does not have the option " .. name)
+      if type(defaults[name]) == "number" then
+        assert.equal(tostring(math.tointeger(defaults[name])), default, "the default of " .. name)
+      end
+    end
+  end)
+
+  it("shows code that runs", function()
+    needs_sandbox()
+    local code = text:match("```lua\n(local paddock = .-)```")
+    local file = support.tmpdir() .. "/readme.lua"
+    support.write_file(file, code)
+    local output = succeed(lua() .. " " .. file)
+    assert.truthy(output:find("completed\t0\tHELLO\n", 1, true), output)
+    local policy = text:match("```lua\n(%-%- my%-policies/reuse.lua.-)```")
+    assert.equal("table", type(assert(load(policy))()))
+    support.cleanup()
+  end)
+
+  it("shows C that compiles", function()
+    local code = text:match("```c\n(.-)```")
+    local dir = support.tmpdir()
+    support.write_file(dir .. "/host.c", "#include <stdio.h>\n" .. code:gsub("(#include <paddock.h>\n)", "%1int main(void) {\n") .. "}\n")
+    succeed(("cc -std=c11 -Wall -Wextra -Werror -Icore -fsyntax-only %s/host.c"):format(dir))
+    support.cleanup()
+  end)
+end)
