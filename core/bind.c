@@ -4,6 +4,7 @@
  * universe a grip has no host. */
 #include "bind.h"
 
+#include <dlfcn.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -389,6 +390,18 @@ static int l_now(lua_State *L)
     return 1;
 }
 
+/* A closing Lua state unloads the C modules that it loaded, while a thread of paddock may still be on its last
+ * instructions; so this one stays. */
+static void stay_loaded(void)
+{
+    Dl_info self;
+    if (dladdr((void *)(uintptr_t)stay_loaded, &self) == 0 || self.dli_fname == NULL)
+        return;
+    void *handle = dlopen(self.dli_fname, RTLD_NOW | RTLD_NOLOAD | RTLD_NODELETE);
+    if (handle != NULL)
+        dlclose(handle);
+}
+
 PDK_API int luaopen_paddock_core(lua_State *L)
 {
     static const luaL_Reg functions[] = {
@@ -399,6 +412,8 @@ PDK_API int luaopen_paddock_core(lua_State *L)
         { "error_metatable", l_error_metatable },
         { NULL, NULL },
     };
+    if (pdk_script_of(L) == NULL)
+        stay_loaded();
     pdk_keeper_of(L); /* before any runtime, so that it is finalized after all of them */
     pdk_bind_runtime(L);
     pdk_bind_box(L);

@@ -54,7 +54,8 @@ static pdk_view read_env(lua_State *L, int index, pdk_scratch *scratch)
     while (pdk_view_next(env, &cursor, &key, &value)) {
         const char *name = pdk_view_str(key, &len);
         if (name == NULL || !is_env_name(name, len))
-            pdk_bad_argument(L, "env", "must have names of environment variables as keys: letters, digits and _");
+            pdk_bad_argument(L, "env", "has the key %.80s, which is no variable name: letters, digits and _",
+                             name != NULL ? name : "(no string)");
         const char *text = pdk_view_str(value, &value_len);
         if (text == NULL || memchr(text, '\0', value_len) != NULL)
             pdk_bad_argument(L, "env", "must have a string without NUL bytes as the value of %s", name);

@@ -22,6 +22,12 @@ typedef struct pdk_allowance { /* what a budget begins with */
     size_t largest; /* bytes of one block: also bounds what one instruction can take (comparing two strings) */
 } pdk_allowance;
 
+#ifdef PDK_CHECKS /* sanitizers make code some ten times as slow */
+#define PDK_BUDGET_MS INT64_C(10000000)
+#else
+#define PDK_BUDGET_MS INT64_C(1000000)
+#endif
+
 typedef struct pdk_place { /* where in a script */
     char source[200];      /* the chunk's name, without the @; empty = unknown */
     char short_source[64]; /* as Lua writes it into messages */
@@ -34,7 +40,8 @@ typedef struct pdk_budget {
     uint64_t serial;        /* of this arming, in this universe */
     int64_t units;          /* left */
     int64_t until_clock;    /* units until the clock is read again */
-    pdk_ns wall_from, cpu_from; /* 0 = not read yet: short calls never read a clock */
+    pdk_ns wall_from;       /* 0 = not read yet: short calls never read a clock, */
+    pdk_ns cpu_from;        /* and this one, which costs a system call, only those that took half of the limit */
     size_t ceiling;         /* bytes of the universe */
     size_t asked;           /* bytes since the clock was read */
     size_t refused;         /* the size that was refused last, or 0 */
@@ -56,8 +63,9 @@ void pdk_charge(lua_State *L, size_t units);
 void pdk_budget_check(lua_State *L);
 /* Raises the end of the memory budget, for a result that is known to be too large. */
 void pdk_budget_too_large(lua_State *L);
-/* For the allocator: whether a block may grow to `size` when the universe would then have `total` bytes. */
-bool pdk_budget_allows(pdk_budget *b, size_t size, size_t total);
+/* For the allocator: whether a block may grow from `held` bytes (0 = a new one) to `size` when the universe would then
+ * have `total` bytes. */
+bool pdk_budget_allows(pdk_budget *b, size_t held, size_t size, size_t total);
 
 /* The innermost Lua function on L's stack, from `level` on. false when there is none. */
 bool pdk_place_of(lua_State *L, int level, pdk_place *out);

@@ -366,6 +366,21 @@ PDK_API int pdk_exec(pdk_box *box, const pdk_command *cmd, pdk_result *out, pdk_
     return pdk_box_exec(box, &spec, out, err);
 }
 
+PDK_API const char *pdk_outcome_name(pdk_outcome outcome)
+{
+    static const char *const names[] = { "completed", "signalled", "hard_timeout", "oom", "cancelled", "unknown" };
+    return (unsigned)outcome <= PDK_UNKNOWN ? names[outcome] : "unknown";
+}
+
+PDK_API void pdk_result_free(pdk_result *result)
+{
+    if (result == NULL)
+        return;
+    free(result->out);
+    free(result->err);
+    *result = (pdk_result){ .exit_code = -1 };
+}
+
 PDK_API int pdk_write(pdk_box *box, const char *path, const void *data, size_t len, pdk_error *err)
 {
     if (box == NULL || path == NULL || (data == NULL && len > 0))

@@ -1,7 +1,10 @@
-/* conn.c -- the pool of idle connections.
+/* conn.c -- the pool of idle connections, and of handles without one.
  * True whenever the pool's lock is free: idle[0..idle_count) are detached handles whose connection was alive when they
- * were put there, the longest waiting first; none of them is known to anybody else.
- * Locks: the pool's alone, and nothing is called under it but memory: handles are closed outside (a TLS farewell writes).
+ * were put there, the longest waiting first; blank[0..blank_count) are detached handles to be used for any destination;
+ * none of them is known to anybody else.
+ * Why blanks: curl_multi_cleanup sets SIGPIPE to "ignore" and back for the whole process, whatever it is told (7.88), so
+ * handles are freed rarely, and one at a time: two at once could leave the host's SIGPIPE ignored.
+ * Locks: the pool's, a leaf, and nothing is called under it but memory; the cleaning lock, around curl's clean-up alone.
  * In a forked child the parent's connections are the parent's: not used, not closed, not even looked at. */
 #include "conn.h"
 
@@ -12,9 +15,14 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#define BLANK_MAX 16
+
+static pdk_mutex cleaning = { .m = PTHREAD_MUTEX_INITIALIZER };
 static pdk_mutex pool_lock = { .m = PTHREAD_MUTEX_INITIALIZER };
 static pdk_conn *idle[PDK_CONN_IDLE_MAX]; /* pool_lock */
 static size_t idle_count;                 /* pool_lock */
+static pdk_conn *blank[BLANK_MAX];        /* pool_lock */
+static size_t blank_count;                /* pool_lock */
 static bool started;                      /* pool_lock */
 static pid_t owner;                       /* pool_lock; read freely once started */
 
@@ -29,6 +37,7 @@ static void conn_free(pdk_conn *c)
 {
     if (c == NULL)
         return;
+    PDK_GUARD(cleaning);
     pdk_quiet q;
     pdk_quiet_enter(&q);
     if (c->attached)
@@ -42,15 +51,14 @@ static void conn_free(pdk_conn *c)
     free(c);
 }
 
-static pdk_conn *conn_new(const char *key)
+static pdk_conn *conn_new(void)
 {
     pdk_conn *c = calloc(1, sizeof *c);
     if (c == NULL)
         return NULL;
-    c->key = strdup(key);
     c->easy = curl_easy_init();
     c->multi = curl_multi_init();
-    if (c->key == NULL || c->easy == NULL || c->multi == NULL) {
+    if (c->easy == NULL || c->multi == NULL) {
         conn_free(c);
         return NULL;
     }
@@ -99,34 +107,64 @@ static size_t take_aged(pdk_ns now, pdk_conn **old, size_t max) PDK_REQUIRES(poo
     return n;
 }
 
+/* The freshest one to `key`, out of the pool. One that has waited too long for this request is `stale`: its handles get a
+ * new connection, and when that is kept, libcurl closes the old one (CURLMOPT_MAXCONNECTS) without the clean-up above. */
+static pdk_conn *find(const char *key, pdk_ns now, pdk_ns max_idle) PDK_REQUIRES(pool_lock)
+{
+    for (size_t i = idle_count; max_idle > 0 && i > 0; i--)
+        if (strcmp(idle[i - 1]->key, key) == 0) {
+            pdk_conn *c = take_at(i - 1);
+            c->stale = now - c->idle_since > max_idle;
+            return c;
+        }
+    return NULL;
+}
+
+/* For `key` from here on; NULL = no memory. */
+static pdk_conn *name_it(pdk_conn *c, const char *key)
+{
+    if (c == NULL)
+        return NULL;
+    free(c->key);
+    c->key = strdup(key);
+    c->reused = false;
+    c->socket = CURL_SOCKET_BAD;
+    if (c->key != NULL)
+        return c;
+    conn_free(c);
+    return NULL;
+}
+
 pdk_conn *pdk_conn_take(const char *key, pdk_ns max_idle, pdk_error *err)
 {
     if (!owned_here()) {
         pdk_fail(err, PDK_E_CLOSED, 0, "no HTTP in a forked child: its connections belong to the parent");
         return NULL;
     }
-    pdk_conn *found = NULL, *old[4];
+    pdk_conn *found = NULL, *old[5];
     size_t n = 0;
     bool ready = false;
     {
         PDK_GUARD(pool_lock);
         ready = start_libcurl();
         pdk_ns now = pdk_now_monotonic();
-        n = take_aged(now, old, sizeof old / sizeof old[0]);
-        for (size_t i = idle_count; found == NULL && max_idle > 0 && i > 0; i--) /* the freshest first */
-            if (now - idle[i - 1]->idle_since <= max_idle && strcmp(idle[i - 1]->key, key) == 0)
-                found = take_at(i - 1);
+        n = take_aged(now, old, 4);
+        found = find(key, now, max_idle);
+        if (found != NULL && !found->stale && !alive(found->socket)) {
+            old[n++] = found;
+            found = NULL;
+        }
+        if (found != NULL)
+            found->reused = !found->stale;
+        else if (blank_count > 0)
+            found = blank[--blank_count];
     }
     while (n > 0)
         conn_free(old[--n]);
-    if (found != NULL && !alive(found->socket)) {
-        conn_free(found);
-        found = NULL;
-    }
-    if (found != NULL)
-        found->reused = true;
-    else if (ready)
-        found = conn_new(key);
+    if (found == NULL && ready)
+        found = conn_new();
+    if (found != NULL && !found->reused)
+        found = name_it(found, key);
     if (found == NULL)
         pdk_fail(err, PDK_E_NO_MEMORY, 0, "no memory for an HTTP connection");
     return found;
@@ -137,17 +175,23 @@ void pdk_conn_give(pdk_conn *c, bool keep)
     if (c == NULL || !owned_here())
         return;
     curl_easy_reset(c->easy); /* it must not keep pointers into the request that is over */
+    curl_easy_setopt(c->easy, CURLOPT_NOSIGNAL, 1L);
+    keep = keep && !c->attached && alive(c->socket);
+    bool empty = !c->attached && !c->stale && c->socket == CURL_SOCKET_BAD; /* no connection in it */
     pdk_conn *drop[2] = { NULL, NULL };
-    if (!keep || c->attached || !alive(c->socket)) {
-        drop[0] = c;
-    } else {
-        c->reused = false;
+    c->reused = c->stale = false;
+    {
         PDK_GUARD(pool_lock);
         c->idle_since = pdk_now_monotonic();
-        if (idle_count == PDK_CONN_IDLE_MAX)
-            drop[0] = take_at(0);
-        take_aged(c->idle_since, &drop[1], 1);
-        idle[idle_count++] = c;
+        take_aged(c->idle_since, &drop[0], 1);
+        if (keep && idle_count == PDK_CONN_IDLE_MAX)
+            drop[1] = take_at(0);
+        if (keep)
+            idle[idle_count++] = c;
+        else if (empty && blank_count < BLANK_MAX)
+            blank[blank_count++] = c;
+        else
+            drop[1] = c;
     }
     conn_free(drop[0]);
     conn_free(drop[1]);
@@ -163,6 +207,8 @@ void pdk_conn_close_idle(void)
             PDK_GUARD(pool_lock);
             if (idle_count > 0)
                 c = take_at(idle_count - 1);
+            else if (blank_count > 0)
+                c = blank[--blank_count];
         }
         if (c == NULL)
             return;

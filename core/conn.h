@@ -11,23 +11,25 @@
 #include "sync.h"
 #include <curl/curl.h>
 
-#define PDK_CONN_IDLE_MAX 64            /* of the process; each costs three descriptors (libcurl's wake-up pair) */
-#define PDK_CONN_AGE (30 * PDK_NS_PER_S) /* idle for longer: closed */
+#define PDK_CONN_IDLE_MAX 64                  /* of the process; each costs three descriptors (libcurl's wake-up pair) */
+#define PDK_CONN_AGE      (30 * PDK_NS_PER_S) /* idle for longer: closed */
 
 typedef struct pdk_conn { /* owned by the pool while idle (the pool's lock), else by whoever took it */
     char *key;            /* where it leads to */
     CURLM *multi;
     CURL *easy;
     pdk_ns idle_since;
-    curl_socket_t socket; /* of its connection while idle; libcurl owns it */
+    curl_socket_t socket; /* of the connection that libcurl keeps in it between requests, or CURL_SOCKET_BAD; libcurl's */
     bool attached;        /* easy is in multi */
+    bool stale;           /* its old connection is not to be used again, but still there */
     bool reused;          /* taken from the pool, and alive at that moment */
 } pdk_conn;
 
 /* A connection to `key`: an idle one that has not waited longer than max_idle (0 = a new one) and whose peer has not
- * closed it, or a new one. Sets up libcurl once in the process. NULL: no_memory, or `closed` in a forked child, where nothing of this may be touched. */
+ * closed it, or a new one. Sets up libcurl once in the process. NULL: no_memory, or `closed` in a forked child, where
+ * nothing of this may be touched. */
 pdk_conn *pdk_conn_take(const char *key, pdk_ns max_idle, pdk_error *err);
-/* Gives it back: into the pool if `keep` (then `socket` must be set), else closes it. */
+/* Gives it back. `socket` says whether libcurl still has a connection in it; `keep`, whether that may be used again. */
 void pdk_conn_give(pdk_conn *c, bool keep);
 void pdk_conn_close_idle(void);
 size_t pdk_conn_idle_count(void);

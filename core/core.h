@@ -92,6 +92,7 @@ int pdk_engine_ready(pdk_runtime *rt, pdk_view info, double seconds, pdk_error *
 int pdk_engine_list(pdk_runtime *rt, pdk_pack *out, pdk_error *err);
 int pdk_engine_finish(pdk_runtime *rt, const char *id, pdk_view info, pdk_error *err);
 int pdk_engine_probe(pdk_runtime *rt, pdk_view requirements, pdk_pack *out, pdk_error *err);
+int pdk_engine_close(pdk_runtime *rt, pdk_error *err); /* the runtime is done with it */
 int pdk_engine_connect(pdk_runtime *rt, pdk_view info, int64_t token, bool own, pdk_client **out, pdk_error *err);
 /* Closes it if nobody did: once. A failure is a warning that names `what`. Takes over the caller's reference. */
 void pdk_client_close(pdk_runtime *rt, pdk_client *c, const char *id, const char *what);

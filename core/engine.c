@@ -194,6 +194,12 @@ int pdk_engine_probe(pdk_runtime *rt, pdk_view requirements, pdk_pack *out, pdk_
     return pdk_pack_copy(out, pdk_view_of(&answer)) ? 0 : no_memory(err);
 }
 
+int pdk_engine_close(pdk_runtime *rt, pdk_error *err)
+{
+    PDK_AUTO_PACK args = PDK_NO_PACK, out = PDK_NO_PACK;
+    return pdk_iface_has(rt->backend, "close") ? call(rt, "close", &args, &out, "shutdown", err) : 0;
+}
+
 int pdk_engine_connect(pdk_runtime *rt, pdk_view info, int64_t token, bool own, pdk_client **out, pdk_error *err)
 {
     PDK_AUTO_PACK args = PDK_NO_PACK;

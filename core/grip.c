@@ -198,8 +198,9 @@ static void *reap(void *arg)
     pdk_grip *g = arg;
     pdk_keeper *k = g->keeper;
     atomic_fetch_add(&k->refs, 1);
-    /* Given back last: it may be the last reference to the universe, whose end waits for threads like this one. */
-    pdk_script *script = pdk_script_retain(g->script);
+    /* A runtime that lives in the universe may hold the last reference to it, and the universe's end waits for threads
+     * like this one: then that reference is given back when this thread no longer counts. */
+    pdk_script *script = g->host == NULL ? pdk_script_retain(g->script) : NULL;
     bool destroy = false;
     do
         pdk_grip_sweep(g);
@@ -208,7 +209,8 @@ static void *reap(void *arg)
         grip_destroy(g);
     keeper_busy(k, -1);
     keeper_unref(k);
-    pdk_script_release(script);
+    if (script != NULL)
+        pdk_script_release(script);
     return NULL;
 }
 

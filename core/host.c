@@ -223,13 +223,15 @@ static pdk_error_kind refusal(pdk_host *h, const pdk_limit *limit) PDK_REQUIRES(
     return limit->deadline != PDK_NEVER && pdk_now_monotonic() >= limit->deadline ? PDK_E_TIMEOUT : PDK_OK;
 }
 
-static void refuse(pdk_call *call, pdk_error_kind kind)
+static void refuse(pdk_call *call, pdk_error_kind kind, bool queued)
 {
     call->rc = -1;
     if (kind == PDK_E_CLOSED)
         pdk_fail(call->err, kind, 0, "%s cannot be called: its Lua state or its runtime is closed", call->method);
     else if (kind == PDK_E_CANCELLED)
-        pdk_fail(call->err, kind, 0, "%s was cancelled before the host's thread took it", call->method);
+        pdk_fail(call->err, kind, 0, "%s was cancelled before it was called", call->method);
+    else if (!queued)
+        pdk_fail(call->err, kind, 0, "the operation's time was over before %s was called", call->method);
     else
         pdk_fail(call->err, kind, 0, "%s was not taken in time: the host's thread neither waited in paddock nor called "
                  "dispatch", call->method);
@@ -258,12 +260,13 @@ static pdk_error_kind wait_done(pdk_host *h, pdk_call *call, const pdk_limit *li
 void pdk_host_call(pdk_host *h, pdk_call *call)
 {
     if (h->pid != getpid()) {
-        refuse(call, PDK_E_CLOSED);
+        refuse(call, PDK_E_CLOSED, false);
         return;
     }
     const pdk_limit *limit = call->limit != NULL ? call->limit : pdk_limit_current();
     lua_State *L = NULL;
     pdk_error_kind refused;
+    bool queued = false;
     {
         PDK_GUARD(h->lock);
         refused = refusal(h, limit);
@@ -271,13 +274,14 @@ void pdk_host_call(pdk_host *h, pdk_call *call)
             L = h->stack[h->depth - 1];
         } else if (refused == PDK_OK) {
             enqueue(h, call);
+            queued = true;
             refused = wait_done(h, call, limit);
         }
     }
     if (L != NULL)
         pdk_call_perform(L, call);
     else if (refused != PDK_OK)
-        refuse(call, refused);
+        refuse(call, refused, queued);
 }
 
 void pdk_host_close(pdk_host *h)

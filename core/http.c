@@ -29,11 +29,12 @@
 #include <unistd.h>
 
 #define CONNECT_TIMEOUT 5.0
-#define MAX_BODY ((size_t)64 << 20)
-#define MAX_HEADERS ((size_t)256 << 10)
-#define CANCEL_SLICE (40 * 1000 * 1000)  /* ns: how late a cancel may be noticed */
-#define SAFE_IDLE PDK_CONN_AGE           /* a request that changes nothing may use a connection that waited this long */
-#define UNSAFE_IDLE (PDK_NS_PER_S * 3 / 2) /* others must not meet a server that closes it at that moment; the shortest
+#define MAX_BODY        ((size_t)64 << 20)
+#define MAX_HEADERS     ((size_t)256 << 10)
+#define CANCEL_SLICE    (40 * 1000 * 1000) /* ns: how late a cancel may be noticed */
+#define SAFE_IDLE       PDK_CONN_AGE       /* a request that changes nothing may use a connection that waited this long */
+#define UNSAFE_IDLE \
+    (PDK_NS_PER_S * 3 / 2) /* others must not meet a server that closes it at that moment; the shortest
                                             * keep-alive times in use are 2 s and 5 s */
 
 typedef struct buffer {
@@ -47,18 +48,19 @@ typedef struct transfer { /* one request; the calling thread's */
     struct curl_slist *headers; /* owned */
     buffer body, head;          /* owned */
     size_t max_body;
-    char unix_path[108];        /* what is connected to: unix_socket, or a way to it that is short enough */
-    int dir_fd;                 /* the folder of a long one, or -1; owned */
-    int opened;                 /* the socket that libcurl connects, or -1; libcurl's */
+    char unix_path[108]; /* what is connected to: unix_socket, or a way to it that is short enough */
+    int dir_fd;          /* the folder of a long one, or -1; owned */
+    int opened;          /* the socket that libcurl connects, or -1; libcurl's */
     bool tls;
     bool direct;
-    pdk_quiet quiet;            /* around libcurl; let go while on_body runs */
-    bool begun;      /* libcurl was allowed to send */
+    pdk_quiet quiet;   /* around libcurl; let go while on_body runs */
+    bool begun;        /* libcurl was allowed to send */
     bool backlog_full; /* of a unix socket: not connected, although libcurl thinks so */
-    bool replay;     /* it wanted to send again and was refused */
-    bool stopped;    /* on_body said so */
-    bool too_long;   /* body beyond max_body */
-    bool head_long;  /* headers beyond MAX_HEADERS */
+    bool reused;       /* over a connection that has served before */
+    bool replay;       /* it wanted to send again and was refused */
+    bool stopped;      /* on_body said so */
+    bool too_long;     /* body beyond max_body */
+    bool head_long;    /* headers beyond MAX_HEADERS */
     bool no_memory;
     pdk_ns deadline; /* the smaller of the request's own and the limit's */
     bool own_deadline;
@@ -106,7 +108,7 @@ static void text_free(char **text)
 {
     curl_free(*text);
 }
-#define AUTO_URL __attribute__((cleanup(url_free))) CURLU
+#define AUTO_URL  __attribute__((cleanup(url_free))) CURLU
 #define AUTO_TEXT __attribute__((cleanup(text_free))) char
 
 static int fail_with(pdk_error *err, const char *reason, int sys, const transfer *t, const char *what)
@@ -151,8 +153,8 @@ static int take_headers(transfer *t, pdk_error *err)
             return pdk_fail(err, PDK_E_INVALID_ARGUMENT, 0, "a request header must be one line, \"Name: value\" (%.40s)",
                             *h);
         if (name_is(*h, len, "Content-Length") || name_is(*h, len, "Transfer-Encoding") || name_is(*h, len, "Expect"))
-            return pdk_fail(err, PDK_E_INVALID_ARGUMENT, 0, "the header %.*s follows from the body; leave it out",
-                            (int)len, *h);
+            return pdk_fail(err, PDK_E_INVALID_ARGUMENT, 0, "the header %.*s follows from the body; leave it out", (int)len,
+                            *h);
         has_type = has_type || name_is(*h, len, "Content-Type");
         if (colon[1 + strspn(colon + 1, " \t")] != '\0') {
             if (add_header(t, *h, err) < 0)
@@ -420,6 +422,8 @@ static CURLcode set_options(transfer *t, pdk_ns now)
     curl_easy_setopt(e, CURLOPT_NOSIGNAL, 1L);
     curl_easy_setopt(e, CURLOPT_QUICK_EXIT, 1L); /* a name lookup that hangs must not hold up who has given up */
     curl_easy_setopt(e, CURLOPT_FOLLOWLOCATION, 0L);
+    curl_easy_setopt(e, CURLOPT_FRESH_CONNECT, t->reused ? 0L : 1L);
+    curl_easy_setopt(e, CURLOPT_FORBID_REUSE, req->fresh ? 1L : 0L);
     curl_easy_setopt(e, CURLOPT_CONNECTTIMEOUT_MS, wait_ms < 1 ? 1L : wait_ms);
     curl_easy_setopt(e, CURLOPT_TCP_KEEPALIVE, 1L);
     curl_easy_setopt(e, CURLOPT_HTTPHEADER, t->headers);
@@ -545,10 +549,9 @@ static int deliver(transfer *t, pdk_http_response *out, pdk_error *err)
     curl_easy_getinfo(t->easy, CURLINFO_RESPONSE_CODE, &status);
     if (!buffer_add(&t->body, "", 0) || !buffer_add(&t->head, "", 0))
         return pdk_fail(err, PDK_E_NO_MEMORY, 0, "%s: no memory for the answer", t->target);
-    *out = (pdk_http_response){ .status = (int)status,
-                                .body = t->body.data,
-                                .body_len = t->body.len,
-                                .headers = t->head.data };
+    *out = (pdk_http_response){
+        .status = (int)status, .body = t->body.data, .body_len = t->body.len, .headers = t->head.data
+    };
     t->body = t->head = (buffer){ 0 };
     return 0;
 }
@@ -576,7 +579,9 @@ static ending attempt(transfer *t, pdk_conn *c, const pdk_limit *limit, CURLcode
         return END_DONE;
     c->attached = true;
     ending end = drive(t, c->multi, limit, code);
-    curl_easy_getinfo(c->easy, CURLINFO_ACTIVESOCKET, &c->socket);
+    c->socket = CURL_SOCKET_BAD; /* libcurl closes what failed or is taken from it half done */
+    if (end == END_DONE && *code == CURLE_OK)
+        curl_easy_getinfo(c->easy, CURLINFO_ACTIVESOCKET, &c->socket);
     long sys = 0;
     curl_easy_getinfo(c->easy, CURLINFO_OS_ERRNO, &sys);
     if (end == END_DONE && *code == CURLE_COULDNT_CONNECT && t->req->unix_socket != NULL && t->opened >= 0 && !t->begun)
@@ -593,6 +598,7 @@ static int perform(transfer *t, pdk_conn *c, const pdk_limit *limit, pdk_http_re
 {
     CURLcode code = CURLE_OK;
     t->easy = c->easy;
+    t->reused = c->reused;
     ending end = attempt(t, c, limit, &code);
     for (pdk_ns pause = 1000000; end == END_DONE && t->backlog_full; pause = pause < 16000000 ? pause * 2 : pause) {
         pdk_ns now = pdk_now_monotonic(), until = t->deadline < t->connect_deadline ? t->deadline : t->connect_deadline;

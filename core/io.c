@@ -18,8 +18,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define HELD "paddock.io.held"
-#define SLICE (40 * 1000 * 1000) /* ns: how late a cancel may be noticed */
+#define HELD       "paddock.io.held"
+#define SLICE      (40 * 1000 * 1000) /* ns: how late a cancel may be noticed */
 #define LOG_FIELDS 32
 
 /* ---- shared -------------------------------------------------------------------------------------------- */
@@ -233,7 +233,8 @@ static pdk_field check_field(lua_State *L, const char *key)
     case LUA_TSTRING: return PDK_STR(key, lua_tostring(L, -1));
     case LUA_TBOOLEAN: return PDK_STR(key, lua_toboolean(L, -1) ? "true" : "false");
     case LUA_TNUMBER: return lua_isinteger(L, -1) ? PDK_INT(key, lua_tointeger(L, -1)) : PDK_NUM(key, lua_tonumber(L, -1));
-    default: pdk_io_bad(L, "log: the field %.60s must be a string, a number or a boolean, not %s", key, luaL_typename(L, -1));
+    default:
+        pdk_io_bad(L, "log: the field %.60s must be a string, a number or a boolean, not %s", key, luaL_typename(L, -1));
     }
 }
 
@@ -264,8 +265,8 @@ static int l_log(lua_State *L)
 /* ---- the module ---------------------------------------------------------------------------------------- */
 
 static const luaL_Reg functions[] = {
-    { "now", l_now },       { "wall", l_wall }, { "deadline", l_deadline },   { "sleep", l_sleep },   { "random", l_random },
-    { "hex", l_hex },       { "env", l_env },   { "sha256hex", l_sha256hex }, { "base64", l_base64 }, { "log", l_log },
+    { "now", l_now }, { "wall", l_wall }, { "deadline", l_deadline },   { "sleep", l_sleep },   { "random", l_random },
+    { "hex", l_hex }, { "env", l_env },   { "sha256hex", l_sha256hex }, { "base64", l_base64 }, { "log", l_log },
     { NULL, NULL },
 };
 

@@ -142,7 +142,8 @@ static int write_atomic(const char *path, const char *data, size_t len, mode_t m
     PDK_AUTO_FD fd = openat(at, temp, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
     if (fd < 0)
         return refuse(err, errno, "write", path);
-    if (write_all(fd, data, len) < 0 || fchmod(fd, mode) < 0 || (sync && fsync(fd) < 0) || renameat(at, temp, at, base) < 0) {
+    if (write_all(fd, data, len) < 0 || fchmod(fd, mode) < 0 || (sync && fsync(fd) < 0) ||
+        renameat(at, temp, at, base) < 0) {
         int why = errno;
         unlinkat(at, temp, 0);
         return refuse(err, why, "write", path);
@@ -499,9 +500,10 @@ static int l_tmpname(lua_State *L)
 void pdk_iofs_open(lua_State *L)
 {
     static const luaL_Reg functions[] = {
-        { "mkdir", l_mkdir },   { "read", l_read },   { "write_atomic", l_write_atomic }, { "unlink", l_unlink },
-        { "rmdir", l_rmdir },   { "rename", l_rename }, { "list", l_list },               { "stat", l_stat },
-        { "chown", l_chown },   { "chmod", l_chmod }, { "exists", l_exists },             { "realpath", l_realpath },
+        { "mkdir", l_mkdir },     { "read", l_read },     { "write_atomic", l_write_atomic },
+        { "unlink", l_unlink },   { "rmdir", l_rmdir },   { "rename", l_rename },
+        { "list", l_list },       { "stat", l_stat },     { "chown", l_chown },
+        { "chmod", l_chmod },     { "exists", l_exists }, { "realpath", l_realpath },
         { "tmpname", l_tmpname }, { NULL, NULL },
     };
     luaL_newlib(L, functions);

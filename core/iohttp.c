@@ -13,8 +13,8 @@
 
 #define ON_BODY 6 /* the stack slot of that function: after the table, method, url, unix and body */
 
-static const char *const keys[] = { "method", "url",     "unix",  "headers",  "body",   "timeout", "connect_timeout",
-                                    "direct", "fresh", "max_body", "on_body", NULL };
+static const char *const keys[] = { "method",          "url",    "unix",  "headers",  "body",    "timeout",
+                                    "connect_timeout", "direct", "fresh", "max_body", "on_body", NULL };
 
 static void check_keys(lua_State *L)
 {

@@ -5,7 +5,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-#define PDK_JSON_CHAR 8    /* bytes that one character can become */
+#define PDK_JSON_CHAR   8  /* bytes that one character can become */
 #define PDK_JSON_NUMBER 40 /* bytes of a number with its NUL */
 
 /* Writes the first character of s[0..len) (len > 0) as it stands inside a JSON string, returns the bytes written and sets

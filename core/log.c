@@ -22,13 +22,13 @@
 #include <time.h>
 #include <unistd.h>
 
-#define RING ((size_t)256 << 10)
-#define RECORD 8192         /* bytes of one record in the ring */
-#define STRING 2048         /* bytes of one string in it */
-#define LINE (RECORD * 6 + 512)
-#define BATCH ((size_t)32 << 10)
-#define LINGER (20 * 1000 * 1000) /* ns: how late a line may be while the writer is awake */
-#define END_WITHIN 0.9            /* s: how long the writer may go on after free was called */
+#define RING       ((size_t)256 << 10)
+#define RECORD     8192 /* bytes of one record in the ring */
+#define STRING     2048 /* bytes of one string in it */
+#define LINE       (RECORD * 6 + 512)
+#define BATCH      ((size_t)32 << 10)
+#define LINGER     (20 * 1000 * 1000) /* ns: how late a line may be while the writer is awake */
+#define END_WITHIN 0.9                /* s: how long the writer may go on after free was called */
 
 struct pdk_log {
     pdk_clock *clock; /* fixed at birth, as all of these; may be NULL */
@@ -36,13 +36,13 @@ struct pdk_log {
     void *sink_ctx;
     pdk_log_level least;
     bool threads;
-    pid_t owner;        /* a forked child has no writer thread, and perhaps a lock that nobody will give back */
+    pid_t owner; /* a forked child has no writer thread, and perhaps a lock that nobody will give back */
     pdk_thread writer;
     pdk_mutex lock;
-    pdk_cond wake;      /* the writer waits */
-    pdk_cond ended;     /* free waits */
+    pdk_cond wake;       /* the writer waits */
+    pdk_cond ended;      /* free waits */
     unsigned char *ring; /* lock, as all of these */
-    size_t head, tail;  /* bytes ever put in and taken out */
+    size_t head, tail;   /* bytes ever put in and taken out */
     uint64_t dropped;
     bool asleep, ending, finished, abandoned;
     _Atomic pdk_ns give_up; /* when the writer stops waiting for stderr; PDK_NEVER while the log lives */
@@ -201,8 +201,8 @@ static void time_text(pdk_ns wall, char out[40])
     struct tm tm;
     if (wall < 0 || gmtime_r(&s, &tm) == NULL)
         tm = (struct tm){ .tm_year = 70, .tm_mday = 1 };
-    snprintf(out, 40, "%04d-%02d-%02dT%02d:%02d:%02d.%03dZ", (tm.tm_year + 1900) % 10000, tm.tm_mon + 1, tm.tm_mday, tm.tm_hour,
-             tm.tm_min, tm.tm_sec, (int)(wall < 0 ? 0 : wall / 1000000 % 1000));
+    snprintf(out, 40, "%04d-%02d-%02dT%02d:%02d:%02d.%03dZ", (tm.tm_year + 1900) % 10000, tm.tm_mon + 1, tm.tm_mday,
+             tm.tm_hour, tm.tm_min, tm.tm_sec, (int)(wall < 0 ? 0 : wall / 1000000 % 1000));
 }
 
 static void add_field(line *l, cursor *c)

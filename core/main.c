@@ -1,14 +1,14 @@
 /* main.c -- the paddock program: builds a universe, runs lua/paddock/cli/main.lua in it, exits with the code that it
  * answers, and turns signals into something that Lua can wait for.
  *
- * Signals. A handler only writes the signal's number to a pipe; one thread reads the pipe and decides:
+ * Signals. A handler writes the signal's number to a pipe; one thread reads the pipe and decides:
  *   HUP        calls the function that the command gave to native.on_hangup (a reload of the policies)
  *   INT, TERM  set the cancel flag in the main thread's limit, so that whatever it waits for ends with `cancelled`;
  *              the command then cleans up (native.calm) and the program exits with 128 + n.
  *              A second one exits at once: what is left then ends by its orphan clock.
- *   INT in the REPL gives up the line that is typed or the expression that runs, and nothing else.
+ * INT in the REPL gives up the line that is typed or the expression that runs, and nothing else.
  *
- * Written by the signal thread: the atomics in `sig`. Everything else there is set before that thread starts.
+ * Written by handlers and the signal thread: the atomics in `sig`. Everything else there is set before both start.
  */
 #include "cli.h"
 #include "limit.h"
@@ -47,11 +47,24 @@ static const char HANGUP_KEY = 0; /* its address is the registry key of the func
 
 /* ---- signals ------------------------------------------------------------------------------------------ */
 
+static void wake_main(void)
+{
+    uint64_t one = 1;
+    (void)!write(sig.wake, &one, sizeof one);
+}
+
 static void on_signal(int number)
 {
     int saved = errno;
     unsigned char byte = (unsigned char)number;
-    (void)!write(sig.pipe[1], &byte, 1); /* a full pipe has enough to say already */
+    if (number == SIGINT && atomic_load(&sig.repl)) {
+        /* Here and not on the thread: what is typed behind a Ctrl-C must not be read before the Ctrl-C is seen. */
+        atomic_store(&sig.interrupted, true);
+        atomic_store(&sig.cancelled, true);
+        wake_main();
+    } else {
+        (void)!write(sig.pipe[1], &byte, 1); /* a full pipe has enough to say already */
+    }
     errno = saved;
 }
 
@@ -93,14 +106,8 @@ static void *signal_thread(void *arg)
             hangup();
             continue;
         }
-        if (number == SIGINT && atomic_load(&sig.repl)) {
-            atomic_store(&sig.interrupted, true);
-            atomic_store(&sig.cancelled, true);
-        } else {
-            end_program(number);
-        }
-        uint64_t one = 1;
-        (void)!write(sig.wake, &one, sizeof one);
+        end_program(number);
+        wake_main();
     }
 }
 

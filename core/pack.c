@@ -8,6 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define TABLE_HEAD 9 /* tag, count, length in bytes of what follows */
+
 /* ---- writing ---- */
 
 void pdk_pack_free(pdk_pack *p)
@@ -140,8 +142,8 @@ bool pdk_pack_copy(pdk_pack *to, pdk_view from)
 static pdk_mark begin(pdk_pack *p, char tag)
 {
     pdk_mark m = { p->len + 1, 0 };
-    uint32_t zero = 0;
-    put_fixed(p, tag, &zero, 4);
+    uint32_t header[2] = { 0, 0 };
+    put_fixed(p, tag, header, sizeof header);
     return m;
 }
 pdk_mark pdk_begin_map(pdk_pack *p)
@@ -154,8 +156,10 @@ pdk_mark pdk_begin_list(pdk_pack *p)
 }
 void pdk_end(pdk_pack *p, pdk_mark *m)
 {
-    if (!p->failed)
-        memcpy(p->data + m->at, &m->count, 4);
+    if (p->failed)
+        return;
+    uint32_t header[2] = { m->count, (uint32_t)(p->len - m->at - sizeof header) };
+    memcpy(p->data + m->at, header, sizeof header);
 }
 
 static void key(pdk_pack *p, pdk_mark *m, const char *k)
@@ -200,11 +204,12 @@ void pdk_kv_view(pdk_pack *p, pdk_mark *m, const char *k, pdk_view v)
 
 /* ---- reading ---- */
 
-/* Length of the value that begins at p, or 0 when it is damaged. */
-static size_t value_len(const unsigned char *p, size_t room, int depth)
+/* Length of the value that begins at p, or 0 when it is damaged. A table's own length is believed as far as there is
+ * room: what is inside is looked at when it is read, within that room. */
+static size_t value_len(const unsigned char *p, size_t room)
 {
     uint32_t n;
-    if (room == 0 || depth > PDK_PACK_DEPTH + 1)
+    if (room == 0)
         return 0;
     switch (p[0]) {
     case 'n': case 't': case 'f':
@@ -217,28 +222,20 @@ static size_t value_len(const unsigned char *p, size_t room, int depth)
         memcpy(&n, p + 1, 4);
         return room - 6 >= n ? (size_t)n + 6 : 0;
     case '[': case '{':
-        break;
+        if (room < TABLE_HEAD)
+            return 0;
+        memcpy(&n, p + 5, 4);
+        return room - TABLE_HEAD >= n ? (size_t)n + TABLE_HEAD : 0;
     default:
         return 0;
     }
-    if (room < 5)
-        return 0;
-    memcpy(&n, p + 1, 4);
-    size_t at = 5, values = p[0] == '{' ? (size_t)n * 2 : n;
-    for (size_t i = 0; i < values; i++) {
-        size_t one = value_len(p + at, room - at, depth + 1);
-        if (one == 0)
-            return 0;
-        at += one;
-    }
-    return at;
 }
 
 pdk_view pdk_view_nth(const pdk_pack *p, size_t n)
 {
     size_t at = 0;
     for (;; n--) {
-        size_t one = p->failed ? 0 : value_len(p->data + at, p->len - at, 0);
+        size_t one = p->failed ? 0 : value_len(p->data + at, p->len - at);
         if (one == 0)
             return PDK_NO_VIEW;
         if (n == 0)
@@ -262,7 +259,7 @@ bool pdk_view_is_nil(pdk_view v)
 size_t pdk_view_count(pdk_view v)
 {
     uint32_t n;
-    if ((pdk_view_tag(v) != '[' && pdk_view_tag(v) != '{') || v.len < 5)
+    if ((pdk_view_tag(v) != '[' && pdk_view_tag(v) != '{') || v.len < TABLE_HEAD)
         return 0;
     memcpy(&n, v.p + 1, 4);
     return n;
@@ -273,18 +270,18 @@ bool pdk_view_next(pdk_view t, size_t *cursor, pdk_view *k, pdk_view *value)
     char tag = pdk_view_tag(t);
     if (tag != '[' && tag != '{')
         return false;
-    size_t at = *cursor == 0 ? 5 : *cursor;
+    size_t at = *cursor == 0 ? TABLE_HEAD : *cursor;
     if (at >= t.len)
         return false;
     *k = PDK_NO_VIEW;
     if (tag == '{') {
-        size_t one = value_len(t.p + at, t.len - at, 1);
+        size_t one = value_len(t.p + at, t.len - at);
         if (one == 0)
             return false;
         *k = (pdk_view){ t.p + at, one };
         at += one;
     }
-    size_t one = value_len(t.p + at, t.len - at, 1);
+    size_t one = value_len(t.p + at, t.len - at);
     if (one == 0)
         return false;
     *value = (pdk_view){ t.p + at, one };
@@ -294,15 +291,16 @@ bool pdk_view_next(pdk_view t, size_t *cursor, pdk_view *k, pdk_view *value)
 
 pdk_view pdk_view_get_n(pdk_view map, const char *name, size_t len)
 {
-    size_t cursor = 0;
-    pdk_view k, v;
     if (pdk_view_tag(map) != '{')
         return PDK_NO_VIEW;
-    while (pdk_view_next(map, &cursor, &k, &v)) {
-        size_t n;
-        const char *s = pdk_view_str(k, &n);
-        if (s != NULL && n == len && memcmp(s, name, n) == 0)
-            return v;
+    for (size_t at = TABLE_HEAD; at < map.len;) { /* pdk_view_next by hand: policies look up a lot */
+        size_t k = value_len(map.p + at, map.len - at);
+        size_t v = k == 0 ? 0 : value_len(map.p + at + k, map.len - at - k);
+        if (v == 0)
+            break;
+        if (k == len + 6 && map.p[at] == 's' && memcmp(map.p + at + 5, name, len) == 0)
+            return (pdk_view){ map.p + at + k, v };
+        at += k + v;
     }
     return PDK_NO_VIEW;
 }

@@ -5,8 +5,8 @@
  * lua_State; a Lua table of the same content costs several times as much.
  *
  * Format: a tag byte, then  n f t : nothing;  i d : 8 bytes;  s : length (4 bytes) and bytes;
- *         [ : count (4), then values;  { : count (4), then key, value pairs.  Host byte order: it never leaves
- *         the process. Tables nest at most PDK_PACK_DEPTH deep.
+ *         [ : count (4), length of what follows (4), then values;  { : the same, then key, value pairs.
+ *         Host byte order: it never leaves the process. Tables nest at most PDK_PACK_DEPTH deep.
  */
 #ifndef PDK_PACK_H
 #define PDK_PACK_H

@@ -265,12 +265,12 @@ static void read_id(lua_State *L, pdk_policy_call *c, int first)
               shown(L, first, text, sizeof text));
         return;
     }
-    memcpy(c->out, s, len + 1);
+    memcpy(c->ask->out, s, len + 1);
 }
 
 static void read_pack(lua_State *L, pdk_policy_call *c, int first)
 {
-    pdk_policy_pack_answer(L, first, c, c->answer);
+    pdk_policy_pack_answer(L, first, c, c->ask->answer);
 }
 
 /* ---- identity.derive ---- */
@@ -295,9 +295,8 @@ int pdk_policy_derive(pdk_policies *p, const pdk_identity *who, pdk_view require
     if (ctx.failed)
         return pdk_fail(err, PDK_E_NO_MEMORY, 0, "no memory to ask identity.derive");
     char answer[64] = "";
-    pdk_policy_call c = { .hook = PDK_HOOK_DERIVE, .ctx = pdk_view_of(&ctx), .results = 1, .read = read_id, .out = answer };
-    int rc = pdk_policy_call_hook(p, &c, err);
-    pdk_pack_free(&c.now);
+    pdk_question q = { .hook = PDK_HOOK_DERIVE, .ctx = pdk_view_of(&ctx), .results = 1, .read = read_id, .out = answer };
+    int rc = pdk_policy_ask(p, &q, err);
     if (rc < 0)
         return -1;
     memcpy(id, answer, sizeof answer);
@@ -316,8 +315,8 @@ typedef struct resolving {
 
 static void check_requirements(pdk_policy_call *c)
 {
-    resolving *r = c->out;
-    pdk_answer_requirements(pdk_view_of(c->answer), r->base, r->out, (pdk_wrong){ c->wrong, sizeof c->wrong });
+    resolving *r = c->ask->out;
+    pdk_answer_requirements(pdk_view_of(c->ask->answer), r->base, r->out, (pdk_wrong){ c->wrong, sizeof c->wrong });
 }
 
 /* Appends to `out` in one piece: on an error nothing of it stays. */
@@ -355,10 +354,9 @@ int pdk_policy_resolve(pdk_policies *p, const pdk_identity *who, pdk_view reques
         return pdk_fail(err, PDK_E_NO_MEMORY, 0, "no memory to ask requirements.resolve");
     size_t before = out->len;
     resolving r = { base, out };
-    pdk_policy_call c = { .hook = PDK_HOOK_RESOLVE, .ctx = pdk_view_of(&ctx), .results = 1, .read = read_pack,
-                          .check = check_requirements, .answer = &answer, .out = &r };
-    int rc = pdk_policy_call_hook(p, &c, err);
-    pdk_pack_free(&c.now);
+    pdk_question q = { .hook = PDK_HOOK_RESOLVE, .ctx = pdk_view_of(&ctx), .results = 1, .read = read_pack,
+                       .check = check_requirements, .answer = &answer, .out = &r };
+    int rc = pdk_policy_ask(p, &q, err);
     return finish_pack(out, before, rc);
 }
 
@@ -366,17 +364,16 @@ int pdk_policy_resolve(pdk_policies *p, const pdk_identity *who, pdk_view reques
 
 static void check_mounts(pdk_policy_call *c)
 {
-    pdk_answer_mounts(pdk_view_of(c->answer), c->out, c->p->log, (pdk_wrong){ c->wrong, sizeof c->wrong });
+    pdk_answer_mounts(pdk_view_of(c->ask->answer), c->ask->out, c->p->log, (pdk_wrong){ c->wrong, sizeof c->wrong });
 }
 
 int pdk_policy_compose(pdk_policies *p, pdk_view ctx, pdk_pack *out, pdk_error *err)
 {
     PDK_AUTO_PACK answer = PDK_NO_PACK;
     size_t before = out->len;
-    pdk_policy_call c = { .hook = PDK_HOOK_COMPOSE, .ctx = ctx, .results = 1, .read = read_pack, .check = check_mounts,
-                          .answer = &answer, .out = out };
-    int rc = pdk_policy_call_hook(p, &c, err);
-    pdk_pack_free(&c.now);
+    pdk_question q = { .hook = PDK_HOOK_COMPOSE, .ctx = ctx, .results = 1, .read = read_pack, .check = check_mounts,
+                       .answer = &answer, .out = out };
+    int rc = pdk_policy_ask(p, &q, err);
     return finish_pack(out, before, rc);
 }
 
@@ -422,7 +419,7 @@ static bool read_text(lua_State *L, int index, pdk_policy_call *c, const char *n
 
 static void read_verdict(lua_State *L, pdk_policy_call *c, int first)
 {
-    pdk_verdict *v = c->out;
+    pdk_verdict *v = c->ask->out;
     int d = word_at(L, first, decisions, sizeof decisions / sizeof decisions[0]);
     if (d < 0) {
         char text[48];
@@ -437,15 +434,14 @@ static void read_verdict(lua_State *L, pdk_policy_call *c, int first)
 
 int pdk_policy_decide(pdk_policies *p, pdk_view ctx, pdk_verdict *out, pdk_error *err)
 {
-    pdk_policy_call c = { .hook = PDK_HOOK_DECIDE, .ctx = ctx, .results = 3, .read = read_verdict, .out = out };
-    int rc = pdk_policy_call_hook(p, &c, err);
-    pdk_pack_free(&c.now);
+    pdk_question q = { .hook = PDK_HOOK_DECIDE, .ctx = ctx, .results = 3, .read = read_verdict, .out = out };
+    int rc = pdk_policy_ask(p, &q, err);
     return rc < 0 ? -1 : 0;
 }
 
 static void read_seconds(lua_State *L, pdk_policy_call *c, int first)
 {
-    double *out = c->out;
+    double *out = c->ask->out;
     double d = lua_type(L, first) == LUA_TNUMBER ? lua_tonumber(L, first) : NAN;
     if (isnan(d)) {
         char text[48];
@@ -457,9 +453,8 @@ static void read_seconds(lua_State *L, pdk_policy_call *c, int first)
 
 int pdk_policy_idle_timeout(pdk_policies *p, pdk_view ctx, double *seconds, pdk_error *err)
 {
-    pdk_policy_call c = { .hook = PDK_HOOK_IDLE_TIMEOUT, .ctx = ctx, .results = 1, .read = read_seconds, .out = seconds };
-    int rc = pdk_policy_call_hook(p, &c, err);
-    pdk_pack_free(&c.now);
+    pdk_question q = { .hook = PDK_HOOK_IDLE_TIMEOUT, .ctx = ctx, .results = 1, .read = read_seconds, .out = seconds };
+    int rc = pdk_policy_ask(p, &q, err);
     if (rc < 0)
         return -1;
     if (rc == 0) {
@@ -473,11 +468,11 @@ static void read_victim(lua_State *L, pdk_policy_call *c, int first)
 {
     size_t cursor = 0, len = 0, n = 0;
     pdk_view k, v;
-    char *id = c->out, text[48];
+    char *id = c->ask->out, text[48];
     if (lua_isnil(L, first))
         return;
     const char *s = lua_type(L, first) == LUA_TSTRING ? lua_tolstring(L, first, &len) : NULL;
-    while (s != NULL && pdk_view_next(c->ctx, &cursor, &k, &v)) {
+    while (s != NULL && pdk_view_next(c->ask->ctx, &cursor, &k, &v)) {
         const char *candidate = pdk_view_str(pdk_view_get(v, "sandbox_id"), &n);
         if (candidate != NULL && n == len && n < 64 && memcmp(candidate, s, n) == 0) {
             memcpy(id, candidate, n + 1);
@@ -489,11 +484,9 @@ static void read_victim(lua_State *L, pdk_policy_call *c, int first)
 
 int pdk_policy_evict(pdk_policies *p, pdk_view candidates, char id[64], pdk_error *err)
 {
-    pdk_policy_call c = { .hook = PDK_HOOK_EVICT, .ctx = candidates, .plain = true, .results = 1, .read = read_victim,
-                          .out = id };
+    pdk_question q = { .hook = PDK_HOOK_EVICT, .ctx = candidates, .plain = true, .results = 1, .read = read_victim, .out = id };
     id[0] = '\0';
-    int rc = pdk_policy_call_hook(p, &c, err);
-    pdk_pack_free(&c.now);
+    int rc = pdk_policy_ask(p, &q, err);
     if (rc < 0)
         return -1;
     size_t cursor = 0, len = 0;
@@ -512,7 +505,7 @@ static void read_net(lua_State *L, pdk_policy_call *c, int first)
 {
     int d = word_at(L, first, net_decisions, sizeof net_decisions / sizeof net_decisions[0]);
     if (d >= 0) {
-        *(pdk_net_decision *)c->out = (pdk_net_decision)d;
+        *(pdk_net_decision *)c->ask->out = (pdk_net_decision)d;
         return;
     }
     char text[48];
@@ -521,9 +514,8 @@ static void read_net(lua_State *L, pdk_policy_call *c, int first)
 
 int pdk_policy_network(pdk_policies *p, pdk_view ctx, pdk_net_decision *out, pdk_error *err)
 {
-    pdk_policy_call c = { .hook = PDK_HOOK_NETWORK, .ctx = ctx, .results = 1, .read = read_net, .out = out };
+    pdk_question q = { .hook = PDK_HOOK_NETWORK, .ctx = ctx, .results = 1, .read = read_net, .out = out };
     *out = PDK_NET_DENY;
-    int rc = pdk_policy_call_hook(p, &c, err);
-    pdk_pack_free(&c.now);
+    int rc = pdk_policy_ask(p, &q, err);
     return rc < 0 ? -1 : 0;
 }

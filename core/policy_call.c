@@ -12,8 +12,9 @@
 #define OVERRUNS 3               /* in a row; then the function rests */
 #define REST PDK_NS_PER_S
 
+/* 1,000,000 instructions take some 4 ms here; the time limit is for what instructions do not show. */
 static const pdk_allowance call_allowance = {
-    .units = 1000000, .cpu = 10000000, .wall = 500000000, .memory = 8u << 20, .largest = 4u << 20,
+    .units = 1000000, .cpu = 10 * PDK_BUDGET_MS, .wall = 500000000, .memory = 8u << 20, .largest = 1u << 20,
 };
 
 /* Keeps the place of an error, which is gone when the stack is unwound. stack of the error: -1, +1 */
@@ -86,7 +87,7 @@ static int failed(lua_State *L, pdk_policy_call *c, int status, pdk_error *err)
             line = place->line;
         }
         static const char *const reasons[] = { "", "instructions", "time", "memory" };
-        return pdk_fail_reason(err, PDK_E_POLICY_ERROR, reasons[b->over], "%s:%d: %s %s", file, line, c->what,
+        return pdk_fail_reason(err, PDK_E_POLICY_ERROR, reasons[b->over], "%s:%d: %s: %s", file, line, c->what,
                                pdk_over_text(b));
     }
     text = pdk_policy_failure(L, -1);
@@ -132,10 +133,8 @@ static int answer_is_wrong(const pdk_policy_call *c, const char *text, pdk_error
 }
 
 typedef struct hook_entry {
-    pdk_policies *p;
     pdk_policy_call *c;
     pdk_error *err;
-    int rc;
 } hook_entry;
 
 /* The call itself. stack: -1 (c), raises */
@@ -144,8 +143,8 @@ static int hook_body(lua_State *L)
     pdk_policy_call *c = lua_touserdata(L, 1);
     lua_rawgeti(L, LUA_REGISTRYINDEX, c->fn->ref);
     pdk_policy_ctx_push(L, c);
-    lua_call(L, 1, c->results);
-    c->read(L, c, 2);
+    lua_call(L, 1, c->ask->results);
+    c->ask->read(L, c, 2);
     return 0;
 }
 
@@ -158,45 +157,48 @@ static int resting(pdk_policies *p, const pdk_policy_call *c, pdk_error *err)
     if (left <= 0)
         return 0;
     return pdk_fail_reason(err, PDK_E_POLICY_ERROR, "resting",
-                           "%s:%d: %s overran its budget %d times in a row and is not called for another %.1f s", c->path,
+                           "%s:%d: %s: overran its budget %d times in a row and is not called for another %.1f s", c->path,
                            c->line, c->what, fn->overruns, pdk_to_seconds(left));
 }
 
+/* Never raises: what may is inside pdk_policy_run. */
 static int enter_hook(lua_State *L, void *arg)
 {
     hook_entry *e = arg;
     pdk_policy_call *c = e->c;
-    c->fn = &e->p->set->fns[c->hook];
-    if (c->fn->ref == LUA_NOREF) {
-        e->rc = 0;
+    pdk_policies *p = c->p;
+    c->fn = &p->set->fns[c->ask->hook];
+    if (c->fn->ref == LUA_NOREF)
         return 0;
-    }
     c->path = c->fn->path;
     c->line = c->fn->line;
-    if (resting(e->p, c, e->err) < 0) {
-        e->rc = -1;
-        return 0;
-    }
-    e->rc = pdk_policy_run(L, c, hook_body, &call_allowance, e->err) < 0 ? -1 : 1;
+    if (resting(p, c, e->err) < 0)
+        return -1;
+    int rc = pdk_policy_run(L, c, hook_body, &call_allowance, e->err);
     if (c->budget.over == PDK_WITHIN)
         c->fn->overruns = 0;
     else if (++c->fn->overruns >= OVERRUNS)
-        c->fn->closed_until = pdk_after(pdk_clock_now(e->p->clock), REST);
-    if (e->rc == 1 && c->wrong[0] == '\0' && c->check != NULL)
-        c->check(c);
-    if (e->rc == 1 && c->wrong[0] != '\0')
-        e->rc = answer_is_wrong(c, c->wrong, e->err);
-    return 0;
+        c->fn->closed_until = pdk_after(pdk_clock_now(p->clock), REST);
+    if (rc < 0)
+        return -1;
+    if (c->wrong[0] == '\0' && c->ask->check != NULL)
+        c->ask->check(c);
+    return c->wrong[0] == '\0' ? 1 : answer_is_wrong(c, c->wrong, e->err);
 }
 
-int pdk_policy_call_hook(pdk_policies *p, pdk_policy_call *c, pdk_error *err)
+int pdk_policy_ask(pdk_policies *p, const pdk_question *q, pdk_error *err)
 {
-    hook_entry e = { .p = p, .c = c, .err = err, .rc = -1 };
-    c->p = p;
-    c->what = pdk_hook_infos[c->hook].function;
-    c->loaded_ref = LUA_NOREF;
-    c->wrong[0] = '\0';
-    if (pdk_script_enter(p->script, enter_hook, &e, err) < 0)
-        return -1;
-    return e.rc;
+    pdk_policy_call c; /* 1 KiB, most of it for errors: filled in where it is used */
+    c.ask = q;
+    c.p = p;
+    c.what = pdk_hook_infos[q->hook].function;
+    c.loaded_ref = LUA_NOREF;
+    c.folder = NULL;
+    c.log_lines = 0;
+    c.now = PDK_NO_PACK;
+    c.wrong[0] = '\0';
+    hook_entry e = { .c = &c, .err = err };
+    int rc = pdk_script_enter_bare(p->script, enter_hook, &e, err);
+    pdk_pack_free(&c.now);
+    return rc;
 }

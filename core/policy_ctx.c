@@ -12,10 +12,13 @@
 #include <stdio.h>
 #include <time.h>
 
-#define VIEW_TYPE "paddock.policy.view"
+static const char view_key = 0; /* its address is the registry's key for the metatable, */
+static const char view_mark = 0; /* and this one's says that a userdata is a view: cheaper than comparing metatables */
+#define MOST_ANSWER ((size_t)1 << 20) /* bytes */
 #define SCAN_BYTES 512 /* of packed data skipped over for one unit of the budget */
 
 typedef struct view {
+    const void *mark; /* &view_mark */
     uint64_t serial; /* of the call */
     pdk_view v;
     bool root;       /* has config and now besides */
@@ -26,8 +29,9 @@ typedef struct view {
 static void push_view(lua_State *L, uint64_t serial, pdk_view v, bool root)
 {
     view *u = lua_newuserdatauv(L, sizeof *u, 0);
-    *u = (view){ .serial = serial, .v = v, .root = root };
-    luaL_setmetatable(L, VIEW_TYPE);
+    *u = (view){ .mark = &view_mark, .serial = serial, .v = v, .root = root };
+    lua_rawgetp(L, LUA_REGISTRYINDEX, &view_key);
+    lua_setmetatable(L, -2);
 }
 
 static void push_value(lua_State *L, const view *from, pdk_view v)
@@ -41,21 +45,32 @@ static void push_value(lua_State *L, const view *from, pdk_view v)
 
 void pdk_policy_ctx_push(lua_State *L, pdk_policy_call *c)
 {
-    push_view(L, c->budget.serial, c->ctx, !c->plain);
+    push_view(L, c->budget.serial, c->ask->ctx, !c->ask->plain);
+}
+
+static view *test_view(lua_State *L, int index)
+{
+    view *u = lua_type(L, index) == LUA_TUSERDATA && lua_rawlen(L, index) == sizeof *u ? lua_touserdata(L, index) : NULL;
+    return u != NULL && u->mark == &view_mark ? u : NULL;
 }
 
 bool pdk_policy_is_view(lua_State *L, int index)
 {
-    return luaL_testudata(L, index, VIEW_TYPE) != NULL;
+    return test_view(L, index) != NULL;
+}
+
+static void check_live(lua_State *L, const view *u)
+{
+    pdk_budget *b = pdk_budget_of(L);
+    if (u == NULL || b == NULL || b->serial != u->serial)
+        luaL_error(L, "ctx is dead: it may not be kept after the call");
 }
 
 /* The view at `index`, whose call is running; raises otherwise. */
 static view *live(lua_State *L, int index)
 {
-    view *u = luaL_checkudata(L, index, VIEW_TYPE);
-    pdk_budget *b = pdk_budget_of(L);
-    if (b == NULL || b->serial != u->serial)
-        luaL_error(L, "ctx is dead: it may not be kept after the call");
+    view *u = test_view(L, index);
+    check_live(L, u);
     return u;
 }
 
@@ -120,11 +135,12 @@ static pdk_view numbered(lua_State *L, const view *u, lua_Integer i)
     return PDK_NO_VIEW;
 }
 
-/* __index(view, key) */
+/* __index(view, key). Scripts cannot reach it but by indexing, so the first argument is a view. */
 static int view_index(lua_State *L)
 {
-    view *u = live(L, 1);
+    view *u = lua_touserdata(L, 1);
     pdk_view v = PDK_NO_VIEW;
+    check_live(L, u);
     if (lua_type(L, 2) == LUA_TSTRING) {
         size_t len;
         const char *key = lua_tolstring(L, 2, &len);
@@ -157,7 +173,7 @@ static int view_len(lua_State *L)
 
 static int view_eq(lua_State *L)
 {
-    view *a = luaL_testudata(L, 1, VIEW_TYPE), *b = luaL_testudata(L, 2, VIEW_TYPE);
+    view *a = test_view(L, 1), *b = test_view(L, 2);
     lua_pushboolean(L, a != NULL && b != NULL && a->serial == b->serial && a->v.p == b->v.p);
     return 1;
 }
@@ -279,7 +295,11 @@ void pdk_policy_ctx_open(lua_State *L)
         { "__index", view_index }, { "__newindex", view_newindex }, { "__len", view_len }, { "__eq", view_eq },
         { "__pairs", push_pairs }, { "__tostring", view_tostring }, { NULL, NULL },
     };
-    if (luaL_newmetatable(L, VIEW_TYPE)) {
+    if (lua_rawgetp(L, LUA_REGISTRYINDEX, &view_key) == LUA_TNIL) {
+        lua_pop(L, 1);
+        lua_newtable(L);
+        lua_pushvalue(L, -1);
+        lua_rawsetp(L, LUA_REGISTRYINDEX, &view_key);
         luaL_setfuncs(L, methods, 0);
         lua_pushliteral(L, "table"); /* as messages call it */
         lua_setfield(L, -2, "__name");
@@ -393,7 +413,7 @@ static int pack_value(lua_State *L, int index, answer *a, int depth)
         break;
     }
     pdk_charge(L, len / 64);
-    return a->out->failed || a->out->len > a->c->budget.allowed->memory ? refuse(a, "is too large") : 0;
+    return a->out->failed || a->out->len > MOST_ANSWER ? refuse(a, "is too large") : 0;
 }
 
 int pdk_policy_pack_answer(lua_State *L, int index, pdk_policy_call *c, pdk_pack *out)

@@ -12,7 +12,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#define FAIL_TYPE "paddock.policy.fail"
+static const char fail_key = 0; /* its address is the registry's key for the metatable of policy.fail's errors */
 #define LOG_LINES 16   /* of one call */
 #define LOG_BYTES 1000 /* of one line */
 #define LOG_UNITS 2000
@@ -70,7 +70,13 @@ static int fail_tostring(lua_State *L)
 
 const char *pdk_policy_failure(lua_State *L, int index)
 {
-    if (luaL_testudata(L, index, FAIL_TYPE) == NULL)
+    index = lua_absindex(L, index);
+    if (lua_type(L, index) != LUA_TUSERDATA || !lua_getmetatable(L, index))
+        return NULL;
+    lua_rawgetp(L, LUA_REGISTRYINDEX, &fail_key);
+    bool same = lua_rawequal(L, -1, -2);
+    lua_pop(L, 2);
+    if (!same)
         return NULL;
     lua_getiuservalue(L, index, 1); /* the userdata keeps the string alive */
     const char *text = lua_tostring(L, -1);
@@ -88,7 +94,8 @@ static int policy_fail(lua_State *L)
     lua_newuserdatauv(L, 0, 1);
     lua_pushvalue(L, 2);
     lua_setiuservalue(L, -2, 1);
-    luaL_setmetatable(L, FAIL_TYPE);
+    lua_rawgetp(L, LUA_REGISTRYINDEX, &fail_key);
+    lua_setmetatable(L, -2);
     return lua_error(L);
 }
 
@@ -227,11 +234,15 @@ void pdk_policy_env_push(lua_State *L)
 
 void pdk_policy_env_open(lua_State *L)
 {
-    if (luaL_newmetatable(L, FAIL_TYPE)) {
+    if (lua_rawgetp(L, LUA_REGISTRYINDEX, &fail_key) == LUA_TNIL) {
+        lua_newtable(L);
+        lua_pushvalue(L, -1);
+        lua_rawsetp(L, LUA_REGISTRYINDEX, &fail_key);
         lua_pushcfunction(L, fail_tostring);
         lua_setfield(L, -2, "__tostring");
         lua_pushboolean(L, 0);
         lua_setfield(L, -2, "__metatable");
+        lua_pop(L, 1);
     }
     lua_pop(L, 1);
     pdk_policy_ctx_open(L);

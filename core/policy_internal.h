@@ -74,37 +74,41 @@ typedef struct pdk_policy_folder {
     size_t count;
 } pdk_policy_folder;
 
-typedef struct pdk_policy_call { /* lives on the caller's C stack for one call of a hook, or one load of a file */
-    pdk_budget budget;
+typedef struct pdk_policy_call pdk_policy_call;
+typedef struct pdk_question { /* one call of a hook, as policy.c asks for it */
+    pdk_hook hook;
+    pdk_view ctx; /* the packed ctx (a map), or evict's list */
+    bool plain;   /* ctx gets no config and no now */
+    int results;
+    void (*read)(lua_State *L, pdk_policy_call *c, int first); /* takes the results; may raise */
+    void (*check)(pdk_policy_call *c); /* or NULL; judges what read took, without Lua */
+    pdk_pack *answer; /* for read and check */
+    void *out;        /* likewise */
+} pdk_question;
+
+struct pdk_policy_call { /* lives on a C stack for one call of a hook, or one load of a file */
+    const pdk_question *ask; /* NULL for a load */
     pdk_policies *p;
-    pdk_hook hook;                  /* of a call */
     pdk_policy_fn *fn;              /* of a call */
     const char *what;               /* the function's name, or "loading" */
     const char *path;               /* of the function, or the file that is loaded */
     int line;
-    pdk_view ctx;                   /* the packed ctx (a map), or evict's list */
-    bool plain;                     /* ctx gets no config and no now */
-    pdk_pack now;                   /* ctx.now, made at the first look; freed by the caller */
     int log_lines;
-    int results;
-    void (*read)(lua_State *L, struct pdk_policy_call *c, int first); /* takes the results; may raise */
-    void (*check)(struct pdk_policy_call *c); /* or NULL; judges what read took, without Lua */
-    pdk_pack *answer;               /* for read and check */
-    void *out;                      /* likewise */
-    char wrong[240];                /* set by either: what is wrong with the answer */
-    pdk_place place;                /* of the error that ended it */
+    int loaded_ref;                 /* of a load: table of what policy.require has loaded; else LUA_NOREF */
     const pdk_policy_folder *folder; /* of a load: for policy.require */
-    int loaded_ref;                 /* of a load: table of what policy.require has loaded */
-} pdk_policy_call;
+    pdk_pack now;                   /* ctx.now, made at the first look */
+    pdk_budget budget;
+    pdk_place place;                /* of the error that ended it */
+    char wrong[240];                /* set by read or check: what is wrong with the answer */
+};
 
 /* ---- policy_call.c ---- */
 /* Runs body(L) with the light userdata `c` as its argument, protected, within the budget, in the C locale. Afterwards
  * nothing of it is on L. 0, or -1 and err. */
 int pdk_policy_run(lua_State *L, pdk_policy_call *c, lua_CFunction body, const pdk_allowance *allowed, pdk_error *err);
-/* The hook of the set in force: calls it with ctx and hands the results to c->read. 1 = done, 0 = the set has no such
- * function, -1 = error. c has hook, ctx, plain, results, read
- * and what these use set. */
-int pdk_policy_call_hook(pdk_policies *p, pdk_policy_call *c, pdk_error *err);
+/* Asks the set in force: calls the hook and hands the results to q->read. 1 = done, 0 = the set has no such function,
+ * -1 = error. */
+int pdk_policy_ask(pdk_policies *p, const pdk_question *q, pdk_error *err);
 
 /* ---- policy_env.c ---- */
 /* Pushes a fresh sealed environment. Raises. stack: +1 */

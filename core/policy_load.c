@@ -32,7 +32,7 @@ const pdk_hook_info pdk_hook_infos[PDK_HOOKS] = {
 };
 
 static const pdk_allowance load_allowance = {
-    .units = 5000000, .cpu = 50000000, .wall = 800000000, .memory = 32u << 20, .largest = 4u << 20,
+    .units = 5000000, .cpu = 50 * PDK_BUDGET_MS, .wall = 800000000, .memory = 32u << 20, .largest = 1u << 20,
 };
 
 /* ---- reading ---- */

@@ -1,15 +1,20 @@
 /* proc.c -- children that the host does not notice.
  *
- * A child is made by clone(CLONE_VM | CLONE_VFORK | CLONE_PIDFD) with exit signal 0: a fork would copy the page tables of
- * a host that may be large, and the host's wait() and SIGCHLD would see it end. Until it has called execve the child runs
- * in this process's memory while the calling thread stands still, therefore:
+ * A fork would copy the page tables of a host that may be large; clone(CLONE_VM) runs the child in this process's memory
+ * until it has called execve, while its maker stands still. And execve gives a child SIGCHLD as its exit signal, whatever
+ * it was cloned with, so that the host's wait() would see it. Therefore a process in between is cloned, without an exit
+ * signal, which never calls execve and which makes the real child:
+ *   detached  (pdk_spawn_start) it ends at once, and init inherits and reaps the child, however long that lives;
+ *   attached  (pdk_run) it stays until the child has ended, since only a parent learns the exit status.
+ *
+ * Code that runs in a clone shares this process's memory, therefore:
  *   - it uses raw system calls only (glibc's setuid would tell the host's other threads to follow it; a sanitizer's
  *     interceptor would note the child's signal dispositions as the host's),
  *   - it reports a failure through child_job, no pipe needed,
  *   - changing its ids makes the shared memory non-dumpable, which it undoes at once (the host keeps its core dumps).
- * Its descriptor table, signal table, working directory and mount namespace are its own.
+ * The child's descriptor table, signal table, working directory and mount namespace are its own.
  *
- * Locks: `abandoned_lock` guards the list of children that were closed before they ended. Nothing blocks under it.
+ * No locks: nothing here is shared between calls.
  */
 #include "proc.h"
 #include "fd.h"
@@ -17,7 +22,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
-#include <linux/mount.h>
+#include <linux/futex.h>
 #include <poll.h>
 #include <sched.h>
 #include <signal.h>
@@ -37,9 +42,6 @@
 #ifndef MOVE_MOUNT_F_EMPTY_PATH
 #define MOVE_MOUNT_F_EMPTY_PATH 4
 #endif
-#ifndef P_PIDFD
-#define P_PIDFD 3
-#endif
 
 #define MAX_FDS 64
 #define CHILD_STACK (64u << 10)
@@ -50,7 +52,7 @@
 
 /* ---- the child's side ------------------------------------------------------------------------------------ */
 
-typedef struct child_job { /* on the caller's stack, which stands still until the child has exec'd or failed */
+typedef struct child_job { /* lives until the process in between is gone */
     const pdk_spawn *spec;
     pdk_fd_map map[MAX_FDS + 3]; /* sorted by `to`; `from` is moved out of the way first */
     size_t count;
@@ -58,6 +60,14 @@ typedef struct child_job { /* on the caller's stack, which stands still until th
     int dumpable;                /* the host's, to put back */
     const char *failed;          /* what did, or NULL */
     int sys;
+
+    bool attached;               /* the process in between stays */
+    char *stacks;                /* two of CHILD_STACK: the process in between, the child */
+    pid_t middle, pid;           /* the process in between; the child, or -1 */
+    int pidfd;                   /* of the child, in this process's table */
+    unsigned started;            /* attached: a futex; 1 = pid, pidfd and failed are set */
+    bool kill_rest;              /* attached: what the child leaves in its session is killed when it ends */
+    int status;                  /* attached: the child's, once the process in between is gone */
 } child_job;
 
 UNINSTRUMENTED static bool child_failed(child_job *job, const char *what)
@@ -180,44 +190,32 @@ UNINSTRUMENTED static int child_main(void *arg)
     __builtin_unreachable();
 }
 
-/* ---- children that were closed before they ended ----------------------------------------------------------- */
-
-static pdk_mutex abandoned_lock = { PTHREAD_MUTEX_INITIALIZER }; /* static: usable before any runtime exists */
-static int *abandoned;       /* pidfds; abandoned_lock */
-static size_t abandoned_len; /* likewise */
-static size_t abandoned_cap; /* likewise */
-
-/* 1 = ended and reaped, 0 = runs, -1 = not ours (any more). */
-static int reap(int pidfd, int *status)
+/* While the child is not reaped, its number is its own: only now can its session be killed by it. */
+UNINSTRUMENTED static void middle_wait(child_job *job)
 {
-    siginfo_t info = { 0 };
-    if (waitid((idtype_t)P_PIDFD, (id_t)pidfd, &info, WEXITED | WNOHANG | __WALL) < 0) return errno == EINTR ? 0 : -1;
-    if (info.si_pid == 0) return 0;
-    bool exited = info.si_code == CLD_EXITED;
-    if (status != NULL) *status = exited ? (info.si_status & 0xff) << 8 : (info.si_status & 0x7f) | (info.si_code == CLD_DUMPED ? 0x80 : 0);
-    return 1;
+    char info[128];
+    int status = 0;
+    syscall(SYS_waitid, P_PID, job->pid, info, WEXITED | WNOWAIT, NULL);
+    if (__atomic_load_n(&job->kill_rest, __ATOMIC_ACQUIRE)) syscall(SYS_kill, -job->pid, SIGKILL);
+    if (syscall(SYS_wait4, job->pid, &status, 0, NULL) == job->pid) job->status = status;
 }
 
-static void abandoned_sweep(int add)
+/* The process in between. It shares this process's descriptors, so that the child's pidfd appears here. */
+UNINSTRUMENTED static int middle_main(void *arg)
 {
-    PDK_GUARD(abandoned_lock);
-    size_t kept = 0;
-    for (size_t i = 0; i < abandoned_len; i++) {
-        if (reap(abandoned[i], NULL) == 0) abandoned[kept++] = abandoned[i];
-        else close(abandoned[i]);
+    child_job *job = arg;
+    int flags = CLONE_VM | CLONE_VFORK | CLONE_PIDFD | SIGCHLD;
+    job->pid = clone(child_main, job->stacks + 2 * CHILD_STACK, flags, job, &job->pidfd);
+    if (job->pid < 0) child_failed(job, "make a process");
+    if (job->attached) {
+        /* Its own table, empty: the host's connections must not stay open for as long as this child runs. */
+        syscall(SYS_close_range, 0u, ~0u, 1u << 1 /* CLOSE_RANGE_UNSHARE */);
+        __atomic_store_n(&job->started, 1, __ATOMIC_RELEASE);
+        syscall(SYS_futex, &job->started, FUTEX_WAKE, 1, NULL, NULL, 0); /* not private: the waiter is another process */
+        if (job->pid > 0) middle_wait(job);
     }
-    abandoned_len = kept;
-    if (add >= 0 && reap(add, NULL) != 0) {
-        close(add);
-        add = -1;
-    }
-    if (add >= 0 && abandoned_len == abandoned_cap) {
-        size_t cap = abandoned_cap > 0 ? abandoned_cap * 2 : 16;
-        int *grown = realloc(abandoned, cap * sizeof *grown);
-        if (grown != NULL) abandoned = grown, abandoned_cap = cap;
-    }
-    if (add >= 0 && abandoned_len < abandoned_cap) abandoned[abandoned_len++] = add;
-    else if (add >= 0) close(add); /* no memory: a zombie until this process ends */
+    syscall(SYS_exit, 0);
+    __builtin_unreachable();
 }
 
 /* ---- spawning --------------------------------------------------------------------------------------------- */
@@ -249,43 +247,56 @@ static int job_init(child_job *job, const pdk_spawn *spec, int null_fd, pdk_erro
     return 0;
 }
 
-static pid_t clone_child(child_job *job, int *pidfd, int *sys)
+static void job_free(child_job *job)
 {
-    void *stack = mmap(NULL, CHILD_STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_STACK, -1, 0);
-    if (stack == MAP_FAILED) {
-        *sys = errno;
-        return -1;
-    }
-    /* A handler of the host must not run in the child, where it would see the host's memory. */
+    if (job->stacks != NULL) munmap(job->stacks, 2 * CHILD_STACK);
+    job->stacks = NULL;
+}
+
+/* Waits until the process in between is gone; nothing runs on its stack then. */
+static void job_join(child_job *job)
+{
+    if (job->middle > 0)
+        while (waitpid(job->middle, NULL, __WALL) < 0 && errno == EINTR) continue;
+    job->middle = -1;
+}
+
+static int job_start(child_job *job, pdk_error *err)
+{
+    void *stacks = mmap(NULL, 2 * CHILD_STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_STACK, -1, 0);
+    if (stacks == MAP_FAILED) return pdk_fail(err, PDK_E_IO_ERROR, errno, "cannot start %s: no memory", job->spec->argv[0]);
+    job->stacks = stacks;
+    job->pid = job->pidfd = -1;
+    job->status = -1;
+    /* A handler of the host must not run in a clone, where it would see the host's memory. */
     sigset_t all, old;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &old);
-    pid_t pid = clone(child_main, (char *)stack + CHILD_STACK, CLONE_VM | CLONE_VFORK | CLONE_PIDFD, job, pidfd);
-    *sys = errno;
+    int flags = CLONE_VM | CLONE_FILES | (job->attached ? 0 : CLONE_VFORK);
+    job->middle = clone(middle_main, job->stacks + CHILD_STACK, flags, job);
+    int sys = errno;
+    if (job->middle > 0 && job->attached)
+        while (__atomic_load_n(&job->started, __ATOMIC_ACQUIRE) == 0)
+            syscall(SYS_futex, &job->started, FUTEX_WAIT, 0, NULL, NULL, 0);
     pthread_sigmask(SIG_SETMASK, &old, NULL);
-    munmap(stack, CHILD_STACK);
-    return pid;
+    if (job->middle < 0) return pdk_fail(err, PDK_E_IO_ERROR, sys, "cannot start %s: no new process", job->spec->argv[0]);
+    if (!job->attached || job->failed != NULL) job_join(job);
+    if (job->failed == NULL) return 0;
+    if (job->pidfd >= 0) close(pdk_fd_take(&job->pidfd));
+    return pdk_fail(err, PDK_E_IO_ERROR, job->sys, "cannot start %s: cannot %s", job->spec->argv[0], job->failed);
 }
 
 int pdk_spawn_start(const pdk_spawn *spec, pdk_child *out, pdk_error *err)
 {
     *out = (pdk_child){ .pidfd = -1 };
-    abandoned_sweep(-1);
     PDK_AUTO_FD null_fd = open("/dev/null", O_RDWR | O_CLOEXEC);
     if (null_fd < 0) return pdk_fail(err, PDK_E_IO_ERROR, errno, "cannot start %s: cannot open /dev/null", spec->argv[0]);
     child_job job;
     if (job_init(&job, spec, null_fd, err) < 0) return -1;
-    int sys = 0, pidfd = -1;
-    pid_t pid = clone_child(&job, &pidfd, &sys);
-    if (pid < 0) return pdk_fail(err, PDK_E_IO_ERROR, sys, "cannot start %s: no new process", spec->argv[0]);
-    if (job.failed != NULL) { /* it is about to exit */
-        siginfo_t info;
-        while (waitid((idtype_t)P_PIDFD, (id_t)pidfd, &info, WEXITED | __WALL) < 0 && errno == EINTR) continue;
-        close(pidfd);
-        return pdk_fail(err, PDK_E_IO_ERROR, job.sys, "cannot start %s: cannot %s", spec->argv[0], job.failed);
-    }
-    *out = (pdk_child){ .pidfd = pidfd, .pid = pid };
-    return 0;
+    int rc = job_start(&job, err);
+    job_free(&job);
+    if (rc == 0) *out = (pdk_child){ .pidfd = job.pidfd, .pid = job.pid };
+    return rc;
 }
 
 /* ---- waiting ---------------------------------------------------------------------------------------------- */
@@ -309,22 +320,13 @@ int pdk_poll_limited(struct pollfd *fds, size_t n, pdk_ns deadline, pdk_error *e
     }
 }
 
-int pdk_child_wait(pdk_child *c, double seconds, int *status, pdk_error *err)
+int pdk_child_wait(pdk_child *c, double seconds, pdk_error *err)
 {
-    pdk_ns deadline = pdk_after(pdk_now_monotonic(), pdk_seconds(seconds));
-    if (c->pidfd < 0) return pdk_fail(err, PDK_E_INVALID_ARGUMENT, 0, "process %d was waited for already", (int)c->pid);
+    if (c->pidfd < 0) return 1;
     struct pollfd p = { .fd = c->pidfd, .events = POLLIN };
-    for (;;) {
-        int ended = reap(c->pidfd, status);
-        if (ended > 0) {
-            close(c->pidfd);
-            c->pidfd = -1;
-            return 1;
-        }
-        if (ended < 0) return pdk_fail(err, PDK_E_IO_ERROR, errno, "cannot wait for process %d", (int)c->pid);
-        int ready = pdk_poll_limited(&p, 1, deadline, err, "waiting for a process");
-        if (ready <= 0) return ready;
-    }
+    int ready = pdk_poll_limited(&p, 1, pdk_after(pdk_now_monotonic(), pdk_seconds(seconds)), err, "waiting for a process");
+    if (ready == 1) pdk_child_close(c);
+    return ready;
 }
 
 int pdk_child_signal(pdk_child *c, int sig, pdk_error *err)
@@ -335,7 +337,7 @@ int pdk_child_signal(pdk_child *c, int sig, pdk_error *err)
 
 void pdk_child_close(pdk_child *c)
 {
-    if (c->pidfd >= 0) abandoned_sweep(pdk_fd_take(&c->pidfd));
+    if (c->pidfd >= 0) close(pdk_fd_take(&c->pidfd));
 }
 
 /* ---- running to the end ------------------------------------------------------------------------------------ */
@@ -378,8 +380,9 @@ static int capture_read(capture *c, size_t max, bool *truncated, pdk_error *err)
     return 0;
 }
 
-typedef struct run { /* the parent's ends of one pdk_run */
-    pdk_child child;
+typedef struct run { /* the parent's side of one pdk_run */
+    child_job *job; /* owned; left behind when the child is stuck in the kernel: its parent still looks at it */
+    bool running;   /* the process in between is not joined */
     capture out, err;
     int in; /* owned; -1 = closed */
     const char *data;
@@ -388,12 +391,19 @@ typedef struct run { /* the parent's ends of one pdk_run */
 
 static void run_leave(run *r)
 {
-    PDK_AUTO_ERROR ignored = PDK_NO_ERROR;
-    if (r->child.pidfd >= 0) {
-        kill(-r->child.pid, SIGKILL); /* its session; the number is its own as long as it is not reaped */
-        pdk_child_signal(&r->child, SIGKILL, &ignored);
+    bool gone = true;
+    if (r->running) {
+        struct pollfd p = { .fd = r->job->pidfd, .events = POLLIN };
+        __atomic_store_n(&r->job->kill_rest, true, __ATOMIC_RELEASE);
+        syscall(SYS_pidfd_send_signal, r->job->pidfd, SIGKILL, NULL, 0);
+        gone = poll(&p, 1, 5000) == 1;
+        if (gone) job_join(r->job);
     }
-    pdk_child_close(&r->child);
+    if (r->job != NULL && r->job->pidfd >= 0) close(r->job->pidfd);
+    if (r->job != NULL && gone) {
+        job_free(r->job);
+        free(r->job);
+    }
     if (r->out.fd >= 0) close(r->out.fd);
     if (r->err.fd >= 0) close(r->err.fd);
     if (r->in >= 0) close(r->in);
@@ -417,7 +427,7 @@ static int run_pump(run *r, size_t max, pdk_ns deadline, const char *what, bool 
     while (r->out.fd >= 0 || r->err.fd >= 0 || r->in >= 0) {
         /* The direct child's end is the end, even if something that it left behind keeps the pipes open. */
         struct pollfd p[4] = { { r->out.fd, POLLIN, 0 }, { r->err.fd, POLLIN, 0 }, { r->in, POLLOUT, 0 },
-                               { r->child.pidfd, POLLIN, 0 } };
+                               { r->job->pidfd, POLLIN, 0 } };
         int ready = pdk_poll_limited(p, 4, deadline, err, what);
         if (ready < 0) return -1;
         if (ready == 0) return pdk_fail(err, PDK_E_TIMEOUT, 0, "%s: did not end within its limit and was killed", what);
@@ -447,35 +457,54 @@ static int run_pump_quiet(run *r, size_t max, pdk_ns deadline, const char *what,
     return rc;
 }
 
-static int run_start(run *r, const pdk_spawn *spec, bool feed, pdk_error *err)
+static int run_pipes(run *r, bool feed, int theirs[3], pdk_error *err)
 {
     int in[2] = { -1, -1 }, out[2] = { -1, -1 }, errs[2] = { -1, -1 };
-    if ((feed && pipe2(in, O_CLOEXEC) < 0) || pipe2(out, O_CLOEXEC) < 0 || pipe2(errs, O_CLOEXEC) < 0) {
-        int sys = errno;
-        for (int i = 0; i < 2; i++) {
-            if (in[i] >= 0) close(in[i]);
-            if (out[i] >= 0) close(out[i]);
-        }
-        return pdk_fail(err, PDK_E_IO_ERROR, sys, "cannot start %s: no pipe", spec->argv[0]);
-    }
-    pdk_fd_map map[MAX_FDS + 3];
-    size_t n = 0;
-    if (feed) map[n++] = (pdk_fd_map){ in[0], 0 };
-    map[n++] = (pdk_fd_map){ out[1], 1 };
-    map[n++] = (pdk_fd_map){ errs[1], 2 };
-    for (size_t i = 0; i < spec->fd_count && n < MAX_FDS; i++) map[n++] = spec->fds[i];
-    pdk_spawn mapped = *spec;
-    mapped.fds = map;
-    mapped.fd_count = n;
-    int rc = pdk_spawn_start(&mapped, &r->child, err);
-    if (feed) close(in[0]);
-    close(out[1]);
-    close(errs[1]);
+    int rc = (feed && pipe2(in, O_CLOEXEC) < 0) || pipe2(out, O_CLOEXEC) < 0 || pipe2(errs, O_CLOEXEC) < 0 ? -1 : 0;
+    int sys = errno;
+    theirs[0] = in[0], theirs[1] = out[1], theirs[2] = errs[1];
     r->in = in[1], r->out.fd = out[0], r->err.fd = errs[0];
     const int ours[] = { r->in, r->out.fd, r->err.fd };
     for (size_t i = 0; i < 3; i++)
         if (ours[i] >= 0) fcntl(ours[i], F_SETFL, O_NONBLOCK);
+    return rc < 0 ? pdk_fail(err, PDK_E_IO_ERROR, sys, "no pipe for a child's output") : 0;
+}
+
+static int run_start(run *r, const pdk_spawn *spec, bool feed, pdk_error *err)
+{
+    int theirs[3];
+    int rc = run_pipes(r, feed, theirs, err);
+    pdk_fd_map map[MAX_FDS];
+    size_t n = 0;
+    for (int i = feed ? 0 : 1; i < 3; i++) map[n++] = (pdk_fd_map){ theirs[i], i };
+    for (size_t i = 0; i < spec->fd_count && n < MAX_FDS; i++) map[n++] = spec->fds[i];
+    pdk_spawn mapped = *spec;
+    mapped.fds = map;
+    mapped.fd_count = n;
+    PDK_AUTO_FD null_fd = open("/dev/null", O_RDWR | O_CLOEXEC);
+    r->job = calloc(1, sizeof *r->job);
+    if (rc == 0 && r->job == NULL) rc = pdk_fail(err, PDK_E_NO_MEMORY, 0, "no memory to start %s", spec->argv[0]);
+    if (rc == 0) rc = job_init(r->job, &mapped, null_fd, err);
+    if (r->job != NULL) r->job->attached = true;
+    if (rc == 0) rc = job_start(r->job, err);
+    else if (r->job != NULL) r->job->pidfd = -1;
+    r->running = rc == 0;
+    for (size_t i = 0; i < 3; i++)
+        if (theirs[i] >= 0) close(theirs[i]);
     return rc;
+}
+
+/* Waits for the child's end; its status is known once the process in between has ended too, which is at once. */
+static int run_end(run *r, pdk_ns deadline, const char *what, int *status, pdk_error *err)
+{
+    struct pollfd p = { .fd = r->job->pidfd, .events = POLLIN };
+    int ended = pdk_poll_limited(&p, 1, deadline, err, what);
+    if (ended < 0) return -1;
+    if (ended == 0) return pdk_fail(err, PDK_E_TIMEOUT, 0, "%s: did not end within its limit and was killed", what);
+    job_join(r->job);
+    r->running = false;
+    *status = r->job->status;
+    return 0;
 }
 
 int pdk_run(const pdk_spawn *spec, const void *in, size_t in_len, size_t max, double seconds, pdk_run_result *out,
@@ -483,15 +512,11 @@ int pdk_run(const pdk_spawn *spec, const void *in, size_t in_len, size_t max, do
 {
     *out = (pdk_run_result){ .status = -1 };
     pdk_ns deadline = pdk_after(pdk_now_monotonic(), pdk_seconds(seconds));
-    __attribute__((cleanup(run_leave))) run r = { .child = { .pidfd = -1 }, .out = { .fd = -1 }, .err = { .fd = -1 },
-                                                  .in = -1, .data = in, .left = in_len };
+    __attribute__((cleanup(run_leave))) run r = { .out = { .fd = -1 }, .err = { .fd = -1 }, .in = -1, .data = in, .left = in_len };
     if (run_start(&r, spec, in_len > 0, err) < 0) return -1;
     bool truncated = false;
     if (run_pump_quiet(&r, max, deadline, spec->argv[0], &truncated, err) < 0) return -1;
-    double left = pdk_to_seconds(deadline == PDK_NEVER ? PDK_NEVER : deadline - pdk_now_monotonic());
-    int ended = pdk_child_wait(&r.child, left > 0 ? left : 0, &out->status, err);
-    if (ended < 0) return -1;
-    if (ended == 0) return pdk_fail(err, PDK_E_TIMEOUT, 0, "%s: did not end within its limit and was killed", spec->argv[0]);
+    if (run_end(&r, deadline, spec->argv[0], &out->status, err) < 0) return -1;
     out->out_len = r.out.len, out->err_len = r.err.len, out->truncated = truncated;
     capture *both[] = { &r.out, &r.err };
     char **to[] = { &out->out, &out->err };

@@ -1,8 +1,8 @@
 /* proc.h -- starting processes so that the host notices nothing, and proving what became of them.
  *
- * Children are cloned with a pidfd and no exit signal (the host's wait() and SIGCHLD see nothing), with exactly the
- * descriptors that are named, standard streams from /dev/null unless given, default signal dispositions, an empty signal
- * mask, and a session of their own.
+ * A child is made in such a way that the host's wait() and SIGCHLD see nothing of it, with exactly the descriptors that
+ * are named, standard streams from /dev/null unless given, default signal dispositions, an empty signal mask, and a session
+ * of its own. One that pdk_spawn_start made is nobody's child afterwards: init reaps it, and its pidfd says when it ended.
  */
 #ifndef PDK_PROC_H
 #define PDK_PROC_H
@@ -42,11 +42,10 @@ typedef struct pdk_child {
 
 /* 0, or -1 with io_error (what failed and where: also a failing exec is reported here, not by exit status 127). */
 int pdk_spawn_start(const pdk_spawn *spec, pdk_child *out, pdk_error *err);
-/* Waits until it has ended, at most `seconds` and the thread's limit. 1 = ended (*status as waitpid), 0 = not yet, -1 = error. */
-int pdk_child_wait(pdk_child *c, double seconds, int *status, pdk_error *err);
+/* Waits until it has ended, at most `seconds` and within the thread's limit. 1 = ended, 0 = not yet, -1 = error. */
+int pdk_child_wait(pdk_child *c, double seconds, pdk_error *err);
 int pdk_child_signal(pdk_child *c, int sig, pdk_error *err); /* ended already = 0 */
-/* Does not kill. A child that still runs is reaped at some later call of this module, so that no zombie stays. */
-void pdk_child_close(pdk_child *c);
+void pdk_child_close(pdk_child *c); /* does not kill */
 
 /* Runs to the end and captures both outputs (each bounded by max bytes, then dropped). Kills it at the limit: `timeout`. */
 typedef struct pdk_run_result { int status; char *out, *err; size_t out_len, err_len; bool truncated; } pdk_run_result;

@@ -19,7 +19,7 @@
  *   seccomp() -> fd                          sandbox_uid(id) -> an unprivileged uid, always the same for one id
  *   fd: no() close() read(max [, seconds]) write(s) pread(max, at) pwrite(s, at) stat() chown(uid, gid) lock(type, byte)
  *       locked(type, byte) ended(seconds) is_open()           type: "r", "w", "u"
- *   child: pid() wait(seconds) -> status table or nil     signal(n)      close()
+ *   child: pid() wait(seconds) -> whether it has ended    signal(n)      close()
  */
 #ifndef PDK_PROCIO_H
 #define PDK_PROCIO_H

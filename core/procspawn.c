@@ -153,20 +153,17 @@ static void push_status(lua_State *L, int status)
     }
 }
 
-/* child:wait(seconds) -> { status | signal }, or nil when it still runs */
+/* child:wait(seconds) -> whether it has ended */
 static int child_wait(lua_State *L)
 {
     pdk_child *c = check_child(L);
     double seconds = luaL_checknumber(L, 2);
-    if (c->pidfd < 0) return luaL_error(L, "the process was waited for already");
-    int status = 0;
     PDK_AUTO_ERROR err = PDK_NO_ERROR;
     pdk_script_block(L);
-    int rc = pdk_child_wait(c, seconds, &status, &err);
+    int rc = pdk_child_wait(c, seconds, &err);
     pdk_script_unblock(L);
     if (rc < 0) return pdk_raise(L, &err);
-    if (rc == 0) return 0;
-    push_status(L, status);
+    lua_pushboolean(L, rc);
     return 1;
 }
 

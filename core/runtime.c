@@ -318,8 +318,17 @@ static int end_begin(pdk_runtime *rt, pdk_error *err)
     return 0;
 }
 
+/* `closed`: it is done, and what is open outside the memory goes. */
 static void end_leave(pdk_runtime *rt, bool closed)
 {
+    if (closed) {
+        pdk_state_dir_leave(rt);
+        if (rt->serial != NULL)
+            pdk_serial_close_file(rt->serial);
+        PDK_AUTO_ERROR err = PDK_NO_ERROR;
+        if (rt->backend != NULL && pdk_engine_close(rt, &err) < 0)
+            pdk_emit(rt, PDK_WARN, "backend_close_failed", NULL, NULL, NULL, &err);
+    }
     PDK_GUARD(rt->lock);
     rt->shutting = false;
     rt->closed |= closed;

@@ -47,7 +47,7 @@ static void *allocate(void *ud, void *block, size_t old_size, size_t size)
         atomic_store_explicit(&s->bytes, bytes - held, memory_order_relaxed);
         return NULL;
     }
-    if (s->budget != NULL && size > held && !pdk_budget_allows(s->budget, size, bytes - held + size))
+    if (s->budget != NULL && size > held && !pdk_budget_allows(s->budget, held, size, bytes - held + size))
         return NULL;
     void *fresh = realloc(block, size);
     if (fresh == NULL && size <= held)
@@ -236,6 +236,7 @@ static void give_back_thread(pdk_script *s, pdk_lua_thread *t)
 
 typedef struct entry {
     pdk_script *s;
+    bool bare; /* fn protects itself */
     int (*fn)(lua_State *L, void *arg);
     void *arg;
     pdk_error *err;
@@ -256,6 +257,11 @@ static int run_entry(entry *e)
     pdk_lua_thread *t = take_thread(e->s);
     if (t == NULL)
         return pdk_fail(e->err, PDK_E_NO_MEMORY, 0, "no memory for a Lua thread");
+    if (e->bare) {
+        int rc = e->fn(t->L, e->arg);
+        give_back_thread(e->s, t);
+        return rc;
+    }
     lua_pushcfunction(t->L, trampoline);
     lua_pushlightuserdata(t->L, e);
     int status = lua_pcall(t->L, 1, 0, 0);
@@ -269,14 +275,6 @@ static int run_entry(entry *e)
     return e->rc < 0 ? -1 : 0;
 }
 
-static void *run_elsewhere(void *arg)
-{
-    entry *e = arg;
-    pdk_limit_enter(e->limit);
-    e->rc = pdk_script_enter(e->s, e->fn, e->arg, e->err);
-    return NULL;
-}
-
 static void leave_mutex(frame *f) PDK_NO_TSA
 {
     f->blocked = true;
@@ -287,6 +285,34 @@ static void take_mutex(frame *f) PDK_NO_TSA
 {
     pdk_lock(&f->s->lock);
     f->blocked = false;
+}
+
+static int enter_here(entry *e) PDK_NO_TSA
+{
+    pdk_script *s = e->s;
+    frame *outer = frame_of(s);
+    bool nested = outer != NULL && !outer->blocked;
+    if (!nested)
+        pdk_lock(&s->lock);
+    frame f = { .s = s, .outer = frames };
+    frames = &f;
+    if (atomic_load_explicit(&s->any_dropped, memory_order_acquire))
+        give_back_refs(s);
+    int rc = run_entry(e);
+    frames = f.outer;
+    if (!nested)
+        pdk_unlock(&s->lock);
+    if (outer == NULL && atomic_load(&s->refs) == 0)
+        close_universe(s); /* the last reference was dropped inside, by this thread */
+    return rc;
+}
+
+static void *run_elsewhere(void *arg)
+{
+    entry *e = arg;
+    pdk_limit_enter(e->limit);
+    e->rc = enter_here(e);
+    return NULL;
 }
 
 /* The caller's stack is too small for Lua's own limit of nested C calls: the entry runs on a thread that has enough.
@@ -309,26 +335,16 @@ static int enter_elsewhere(entry *e)
     return e->rc;
 }
 
-int pdk_script_enter(pdk_script *s, int (*fn)(lua_State *L, void *arg), void *arg, pdk_error *err) PDK_NO_TSA
+int pdk_script_enter(pdk_script *s, int (*fn)(lua_State *L, void *arg), void *arg, pdk_error *err)
 {
     entry e = { .s = s, .fn = fn, .arg = arg, .err = err };
-    if (pdk_stack_left() < STACK_NEEDED)
-        return enter_elsewhere(&e);
-    frame *outer = frame_of(s);
-    bool nested = outer != NULL && !outer->blocked;
-    if (!nested)
-        pdk_lock(&s->lock);
-    frame f = { .s = s, .outer = frames };
-    frames = &f;
-    if (atomic_load_explicit(&s->any_dropped, memory_order_acquire))
-        give_back_refs(s);
-    int rc = run_entry(&e);
-    frames = f.outer;
-    if (!nested)
-        pdk_unlock(&s->lock);
-    if (outer == NULL && atomic_load(&s->refs) == 0)
-        close_universe(s); /* the last reference was dropped inside, by this thread */
-    return rc;
+    return pdk_stack_left() < STACK_NEEDED ? enter_elsewhere(&e) : enter_here(&e);
+}
+
+int pdk_script_enter_bare(pdk_script *s, int (*fn)(lua_State *L, void *arg), void *arg, pdk_error *err)
+{
+    entry e = { .s = s, .bare = true, .fn = fn, .arg = arg, .err = err };
+    return pdk_stack_left() < STACK_NEEDED ? enter_elsewhere(&e) : enter_here(&e);
 }
 
 void pdk_script_block(lua_State *L)

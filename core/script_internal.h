@@ -34,6 +34,10 @@ static inline pdk_script *pdk_script_fast(lua_State *L)
     return *(pdk_script **)lua_getextraspace(L);
 }
 
+/* pdk_script_enter for a function that never raises, since all it does that may is in protected calls of its own: a
+ * policy's call then has one instead of two. Returns what fn returned, or -1 and err. */
+int pdk_script_enter_bare(pdk_script *s, int (*fn)(lua_State *L, void *arg), void *arg, pdk_error *err);
+
 /* script_lib.c: fills a new universe. Raises. */
 void pdk_script_open_libs(lua_State *L);
 

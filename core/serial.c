@@ -30,7 +30,7 @@ struct pdk_serial {
     pdk_mutex lock;
     pdk_map keys;   /* lock */
     bool closed;    /* lock */
-    int fd;         /* of the turns file, fixed at birth; -1 = none */
+    int fd;         /* of the turns file; -1 = none. Changes only when nobody has a turn */
 };
 
 pdk_serial *pdk_serial_new(const char *turns_path, pdk_error *err)
@@ -68,6 +68,14 @@ void pdk_serial_close(pdk_serial *s)
     for (pdk_node *n = pdk_map_each(&s->keys, NULL); n != NULL; n = pdk_map_each(&s->keys, n))
         for (waiter *w = PDK_OF(n, pdk_turn_key, node)->first; w != NULL; w = w->next)
             pdk_cond_signal(&w->turn);
+}
+
+void pdk_serial_close_file(pdk_serial *s)
+{
+    PDK_GUARD(s->lock);
+    if (s->fd >= 0)
+        close(s->fd);
+    s->fd = -1;
 }
 
 size_t pdk_serial_keys(pdk_serial *s)

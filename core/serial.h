@@ -18,6 +18,8 @@ pdk_serial *pdk_serial_new(const char *turns_path, pdk_error *err);
 void pdk_serial_free(pdk_serial *s);
 /* Waiters end with PDK_E_CLOSED, as does every later wait; who has a turn still leaves cleanly. */
 void pdk_serial_close(pdk_serial *s);
+/* Closes the file too: when nobody has a turn any longer. */
+void pdk_serial_close_file(pdk_serial *s);
 /* How many keys have a holder or a waiter. */
 size_t pdk_serial_keys(pdk_serial *s);
 

@@ -138,8 +138,8 @@ size_t pdk_stack_left(void)
         pthread_attr_destroy(&attr);
         lowest = base;
     }
-    char here = 0;
-    uintptr_t at = (uintptr_t)&here, low = (uintptr_t)lowest;
+    /* not a local's address: AddressSanitizer may keep locals elsewhere */
+    uintptr_t at = (uintptr_t)__builtin_frame_address(0), low = (uintptr_t)lowest;
     return at > low ? at - low : 0;
 }
 

@@ -30,10 +30,9 @@ local ok, err = pcall(rt.acquire, rt, { user = ("x"):rep(1 << 20), thread = "t" 
 print("refused: " .. (ok and "nothing" or err.kind))
 
 for _, record in ipairs(rt:list()) do
-  print(("%s of %s is %s"):format(record.sandbox_id:sub(1, 8), record.identity.user, record.state))
+  print(("%s of %s is %s"):format(record.id:sub(1, 8), record.identity.user, record.state))
 end
-rt:shutdown()
-rt:dispatch() -- the events that wait
+rt:shutdown() -- events are delivered whenever the host is inside a paddock call: these were the last
 local names = {}
 for name in pairs(seen) do names[#names + 1] = name end
 table.sort(names)

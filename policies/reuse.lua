@@ -9,23 +9,26 @@ local function known(ctx, key)
 end
 
 return {
+  -- "reuse", "replace", "refuse", "defer" or "probe"; then a code and a message for people.
   decide = function(ctx)
     local want, have = ctx.requirements, ctx.attestation
     if not want then return "reuse" end
     if have then
-      for _, key in ipairs(must_agree) do
-        if want[key] ~= nil and have[key] ~= nil and want[key] ~= have[key] then
+      for i = 1, #must_agree do
+        local key = must_agree[i]
+        local needed = want[key]
+        if needed ~= nil and have[key] ~= nil and needed ~= have[key] then
           return "replace", key .. "_differs", "the sandbox has another " .. key
         end
       end
     end
-    if want.require then
-      for key, value in pairs(want.require) do
-        local found = known(ctx, key)
-        if found == nil and not ctx.capability then return "probe" end
-        if found == nil then return "refuse", "unattested", "nothing says whether " .. key .. " holds" end
-        if found ~= value then return "replace", "requirement_differs", key .. " differs" end
-      end
+    local require = want.require
+    if not require or next(require) == nil then return "reuse" end
+    for key, value in pairs(require) do
+      local found = known(ctx, key)
+      if found == nil and not ctx.capability then return "probe" end
+      if found == nil then return "refuse", "unattested", "nothing says whether " .. key .. " holds" end
+      if found ~= value then return "replace", "requirement_differs", key .. " differs" end
     end
     return "reuse"
   end,

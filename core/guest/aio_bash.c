@@ -22,7 +22,7 @@ typedef struct job {
     struct job *next;      /* in its session's queue */
     session *owner;
     guest_req *req;        /* NULL = answered, or its client is gone */
-    bool detached, wants_input, kill_asked;
+    bool detached, wants_input, kill_asked, oom;
     char id[40], *command, *dir;
     char **env;
     double hard;
@@ -99,6 +99,7 @@ static json_t *job_json(const job *j)
     if (data != NULL && j->has_exit) json_object_set_new(data, "exit_code", json_integer(j->exit_code));
     if (data != NULL && (was_cut(&j->out, j->max_output) || was_cut(&j->err, j->max_output)))
         json_object_set_new(data, "truncated", json_true());
+    if (data != NULL && j->oom) json_object_set_new(data, "oom", json_true());
     return data;
 }
 
@@ -221,6 +222,7 @@ static void on_end(guest_cmd *cmd, void *ctx, const guest_cmd_end *end)
     j->cmd = NULL;
     j->has_exit = true;
     j->exit_code = end->exit_code;
+    j->oom = end->oom;
     touch(s);
     if (end->failed) {
         job_failed(j, &end->fault);

@@ -3,6 +3,7 @@
  * A session is a name, a directory and, from its first command on, a shell (aio_pty). Commands of one session run one after
  * the other, in the order in which they came. What ends a shell (`exit`, a time limit, a kill, a fence) does not end its
  * session: the next command gets a fresh shell, and its answer says session_reset.
+ * Two fields are beside the API's own, as on /v1/bash: `truncated`, and `oom` when the kernel killed for memory.
  * A job is one command. It lives on after its end as its session's last one, for view; its request may be gone long before.
  */
 #include "aio_pty.h"
@@ -27,7 +28,7 @@ typedef struct job {
     guest_req *req;         /* NULL = answered, or its client is gone */
     bool detached;          /* answered before its end: it runs even without a client */
     char *command, *dir;    /* dir: NULL = where the shell is */
-    bool logical, truncate, fresh_shell;
+    bool logical, truncate, fresh_shell, oom;
     double hard, no_change; /* seconds; 0 = none */
     uint64_t token;
     guest_timer answer, quiet;
@@ -93,6 +94,7 @@ static json_t *job_json(const job *j, size_t max)
     if (data != NULL && j->fresh_shell) json_object_set_new(data, "session_reset", json_true());
     if (data != NULL && j->output.total > j->output.head_len + j->output.tail_len)
         json_object_set_new(data, "truncated", json_true());
+    if (data != NULL && j->oom) json_object_set_new(data, "oom", json_true());
     return data;
 }
 
@@ -251,6 +253,7 @@ static void on_gone(void *ctx, const guest_cmd_end *end)
         aio_reply_fault(req, &end->fault);
     }
     j->hint = ENDED_HINT;
+    j->oom = end->oom;
     if (end->killed == GUEST_KILL_TIMEOUT) job_end(s, "hard_timeout", 124);
     else if (end->killed != GUEST_KILL_NONE || end->signal != 0 || end->failed) job_end(s, "terminated", end->exit_code);
     else job_end(s, "completed", end->exit_code);

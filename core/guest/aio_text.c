@@ -52,8 +52,8 @@ void aio_reply_fault(guest_req *req, const guest_fault *f)
 static const char *error_type(const char *code)
 {
     static const char *const words[][2] = {
-        { "is_directory", "invalid_target" },     { "not_a_directory", "invalid_target" }, { "escapes", "permission_denied" },
-        { "read_only", "read_only_filesystem" },  { "no_space", "no_space_left" },
+        { "is_directory", "invalid_target" }, { "not_a_directory", "invalid_target" },  { "not_a_file", "invalid_target" },
+        { "escapes", "permission_denied" },   { "read_only", "read_only_filesystem" },  { "no_space", "no_space_left" },
     };
     for (size_t i = 0; i < sizeof words / sizeof *words; i++)
         if (strcmp(code, words[i][0]) == 0) return words[i][1];

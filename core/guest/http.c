@@ -26,7 +26,6 @@
 static guest_watch listener;
 static guest_timer accept_retry;
 static guest_conn *conns, *dirty;
-static unsigned conn_count;
 static size_t kept_bytes; /* of bodies in memory, over all connections */
 static http_parser_settings callbacks;
 static char inbuf[16384];
@@ -369,7 +368,6 @@ static void conn_free(guest_conn *c)
             *at = c->next;
             break;
         }
-    conn_count--;
     if (c->req.on_close != NULL && !c->replied)
         c->req.on_close(&c->req);
     guest_timer_stop(&c->deadline);
@@ -520,49 +518,66 @@ static void on_accept_retry(guest_timer *t)
     guest_watch_set(&listener, EPOLLIN);
 }
 
-/* Too many: the connection that has been idle longest makes room (the list has the newest first). */
-static bool evict_one(void)
+static unsigned live_count(void)
+{
+    unsigned n = 0;
+    for (const guest_conn *c = conns; c != NULL; c = c->next)
+        n += !c->broken;
+    return n;
+}
+
+/* The connection that makes room when there are too many: the oldest without a request at work (the list has the newest
+ * first). NULL when all are at work. */
+static guest_conn *evictable(void)
 {
     guest_conn *victim = NULL;
     for (guest_conn *c = conns; c != NULL; c = c->next)
         if (!c->broken && (c->phase == CONN_IDLE || c->phase == CONN_HEAD))
             victim = c;
-    if (victim == NULL)
-        return false;
-    victim->broken = true;
-    guest_conn_touch(victim);
-    return true;
+    return victim;
+}
+
+static void accept_later(void)
+{
+    guest_watch_drop(&listener);
+    guest_timer_in(&accept_retry, 0.1, on_accept_retry, NULL);
+}
+
+static void conn_new(int fd)
+{
+    guest_conn *c = calloc(1, sizeof *c);
+    if (c == NULL) {
+        close(fd);
+        return;
+    }
+    c->w = (guest_watch){ .fd = fd, .fn = on_conn, .ctx = c };
+    c->file = -1;
+    http_parser_init(&c->parser, HTTP_REQUEST);
+    c->parser.data = c;
+    c->next = conns;
+    conns = c;
+    conn_arm(c);
 }
 
 static void on_accept(guest_watch *w, uint32_t events)
 {
     (void)events;
     for (int i = 0; i < 16; i++) {
-        if (conn_count >= guest_conf.max_connections && !evict_one()) {
-            guest_watch_drop(w);
-            guest_timer_in(&accept_retry, 0.1, on_accept_retry, NULL);
+        guest_conn *victim = live_count() >= guest_conf.max_connections ? evictable() : NULL;
+        if (victim == NULL && live_count() >= guest_conf.max_connections) {
+            accept_later();
             return;
         }
         int fd = accept4(w->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
-        if (fd < 0 && (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS)) {
-            guest_watch_drop(w);
-            guest_timer_in(&accept_retry, 0.1, on_accept_retry, NULL);
-        }
+        if (fd < 0 && (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS))
+            accept_later();
         if (fd < 0)
             return;
-        guest_conn *c = calloc(1, sizeof *c);
-        if (c == NULL) {
-            close(fd);
-            return;
+        if (victim != NULL) {
+            victim->broken = true;
+            guest_conn_touch(victim);
         }
-        c->w = (guest_watch){ .fd = fd, .fn = on_conn, .ctx = c };
-        c->file = -1;
-        http_parser_init(&c->parser, HTTP_REQUEST);
-        c->parser.data = c;
-        c->next = conns;
-        conns = c;
-        conn_count++;
-        conn_arm(c);
+        conn_new(fd);
     }
 }
 

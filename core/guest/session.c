@@ -462,9 +462,16 @@ static int fifo_open(guest_session *s, char kind, int flags, guest_watch *w, voi
     char path[96];
     fifo_path(s, kind, path);
     *w = (guest_watch){ .fd = -1, .fn = fn, .ctx = s };
-    if (mkfifo(path, 0600) < 0 || (w->fd = open(path, flags | O_NONBLOCK | O_CLOEXEC | O_NOFOLLOW)) < 0)
-        return guest_fail_errno(f, errno, "cannot make a session's pipe", path);
-    return 0;
+    int rc = mkfifo(path, 0600);
+    if (rc < 0 && errno == ENOENT && mkdir(s->dir, 0700) == 0) /* a command has cleaned up /tmp */
+        rc = mkfifo(path, 0600);
+    if (rc == 0)
+        w->fd = open(path, flags | O_NONBLOCK | O_CLOEXEC | O_NOFOLLOW);
+    if (w->fd >= 0)
+        return 0;
+    bool full = errno == ENOSPC || errno == EDQUOT;
+    return guest_fail(f, full ? 507 : 503, full ? "no_space" : "session_broken", errno, "cannot make a session's pipe %s: %s", path,
+                      strerror(errno));
 }
 
 static int turn_script(guest_session *s, guest_run *run, guest_fault *f)

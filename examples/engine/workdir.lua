@@ -3,31 +3,27 @@
 ---     return { backend = "examples/engine/workdir.lua", backend_options = { root = "/srv/workdirs" } }
 ---
 --- There is no daemon and no guest: nothing runs between two commands, so a sandbox costs a folder and nothing else, and
---- "stopping" it means removing the folder. The price: no shell sessions, no background processes, no tokens enforced
+--- "stopping" it means removing the folder. The price: no shell that remembers, no background processes, no tokens enforced
 --- inside (`fenced` is false), and a start of bubblewrap for each command. The folder's name carries the generation, so
 --- that a new sandbox of the same id is never taken for the old one.
 local errors = require "paddock.errors"
 local io = require "paddock.io"
 
-local M = { name = "workdir", capabilities = { mounts = true, limits = false, fenced = false, pause = false, snapshot = false } }
+local Engine = {
+  name = "workdir",
+  capabilities = { mounts = true, limits = false, fenced = false, pause = false, snapshot = false },
+}
+Engine.__index = Engine
 
 local MAX_OUTPUT = 1 << 20 -- bytes kept of each stream
-
-local function root_of(self)
-  local root = self.options and self.options.root
-  if type(root) ~= "string" or root:sub(1, 1) ~= "/" then
-    errors.raise("invalid_argument", "option `backend_options.root` must be an absolute folder: the sandboxes' home")
-  end
-  return root
-end
-
-local function folder(self, info)
-  return root_of(self) .. "/" .. info.name
-end
 
 local function exists(path)
   local fd <close> = io.proc.open(path, "rdn")
   return fd ~= nil
+end
+
+local function folder(self, info)
+  return self.root .. "/" .. info.name
 end
 
 local function info_of(name)
@@ -61,12 +57,10 @@ end
 
 -- ---- the engine ----------------------------------------------------------------------------------------------
 
-M.mounts = {} -- by generation; a sandbox that another process made has none
-
-function M:create(spec)
+function Engine:create(spec)
   local generation = ("%x%08x"):format(os.time(), math.random(0, 0xffffffff))
   local name = spec.sandbox_id .. "." .. generation
-  local ok, why = io.proc.mkdir(root_of(self), name, tonumber("700", 8))
+  local ok, why = io.proc.mkdir(self.dir, name, tonumber("700", 8))
   if not ok then errors.raise("backend_error", "cannot make the sandbox's folder: " .. tostring(why)) end
   self.mounts[generation] = spec.mounts
   local info = info_of(name)
@@ -74,40 +68,40 @@ function M:create(spec)
   return info
 end
 
-function M:destroy(info)
+function Engine:destroy(info)
   -- Out of the names that `list` knows first, so that a removal which stops halfway leaves no half sandbox.
-  io.proc.rename(root_of(self), info.name, "gone-" .. info.name)
+  io.proc.rename(self.dir, info.name, "gone-" .. info.name)
 end
 
-function M:inspect(sandbox_id, info)
+function Engine:inspect(sandbox_id, info)
   if info then return exists(folder(self, info)) and info_of(info.name) or nil end
   return self:discover(sandbox_id)
 end
 
-function M:discover(sandbox_id)
+function Engine:discover(sandbox_id)
   for _, info in ipairs(self:list()) do
     if info.sandbox_id == sandbox_id then return info end
   end
   return nil
 end
 
-function M:alive(info)
+function Engine:alive(info)
   return exists(folder(self, info))
 end
 
-function M:ready(info)
+function Engine:ready(info)
   return exists(folder(self, info))
 end
 
-function M:list()
+function Engine:list()
   local infos = {}
-  for _, name in ipairs(io.proc.names(root_of(self)) or {}) do infos[#infos + 1] = info_of(name) end
+  for _, name in ipairs(io.proc.names(self.dir) or {}) do infos[#infos + 1] = info_of(name) end
   return infos
 end
 
-function M:finish(_, info)
+function Engine:finish(_, info)
   self.mounts[info.generation] = nil
-  io.proc.run { argv = { "/bin/rm", "-rf", root_of(self) .. "/gone-" .. info.name }, max = 4096, timeout = 60 }
+  io.proc.run { argv = { "/bin/rm", "-rf", self.root .. "/gone-" .. info.name }, max = 4096, timeout = 60 }
 end
 
 -- ---- its client ----------------------------------------------------------------------------------------------
@@ -115,12 +109,11 @@ end
 local Client = {}
 Client.__index = Client
 
-function M:connect(info, opts)
+function Engine:connect(info, opts)
   return setmetatable({ engine = self, info = info, command_timeout = opts and opts.command_timeout or 600 }, Client)
 end
 
 function Client:exec(req)
-  if req.session then errors.raise("unsupported", "this engine has no sessions: each command is a process of its own") end
   local limit = req.timeout or self.command_timeout
   local started = io.now()
   local ok, r = pcall(run, self.engine, self.info, { "/bin/sh", "-c", req.command },
@@ -134,9 +127,9 @@ function Client:exec(req)
     error(r, 0)
   end
   result.stdout, result.stderr, result.truncated = r.out, r.err, r.truncated
-  result.outcome, result.exit_code = "completed", r.status
-  if r.status > 128 and r.status <= 192 then -- how bubblewrap reports a signal
-    result.outcome, result.signal = "signalled", r.status - 128
+  result.outcome, result.exit_code = "completed", r.status or 128 + r.signal
+  if result.exit_code > 128 and result.exit_code <= 192 then -- how bubblewrap reports a signal
+    result.outcome, result.signal = "signalled", result.exit_code - 128
   end
   return result
 end
@@ -167,11 +160,14 @@ function Client:list(path)
       size = math.tointeger(tonumber(size)), modified_time = tonumber(time),
     }
   end
+  table.sort(entries, function(a, b) return a.name < b.name end)
   return entries
 end
 
-function Client:open_session()
-  errors.raise("unsupported", "this engine has no sessions: each command is a process of its own")
+--- The core asks for a session where commands must not meet in one shell. Here no two ever do: each is a process of its
+--- own, so a session is only a name, and what a shell would remember (cd, variables) is forgotten after each command.
+function Client:open_session(_, id)
+  return id
 end
 
 function Client:close_session()
@@ -180,4 +176,17 @@ end
 
 function Client:close() end
 
-return M
+return {
+  --- Called once, when the runtime opens; what it raises is what `open` raises.
+  ---@param options table   the option `backend_options`
+  new = function(options)
+    local root = options.root
+    local dir = type(root) == "string" and root:sub(1, 1) == "/" and io.proc.open(root, "rd")
+    if not dir then
+      errors.raise("invalid_argument", "option `backend_options.root` must be an absolute folder that exists: the "
+        .. "sandboxes' home")
+    end
+    -- `mounts` by generation: a sandbox that another process made has none here.
+    return setmetatable({ name = Engine.name, capabilities = Engine.capabilities, root = root, dir = dir, mounts = {} }, Engine)
+  end,
+}

@@ -225,7 +225,7 @@ TEST("requirements given as JSON reach the policies, null being left out")
     PDK_AUTO_PACK out = PDK_NO_PACK;
     pdk_runtime *rt = open_text(false, "requirements");
     REQUIRE(rt != NULL);
-    pdk_request req = { .thread = "t1", .requirements_json = "{ \"image\": null, \"deep\": { \"a\": [1, 2] } }" };
+    pdk_request req = { .thread = "t1", .requirements_json = "{ \"image\": null, \"network\": \"none\" }" };
     pdk_box *box = NULL;
     CHECK_INT(pdk_acquire(rt, &req, &box, &err), 0);
     CHECK_KIND(err, PDK_OK);

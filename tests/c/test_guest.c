@@ -80,7 +80,7 @@ TEST("input arrives byte for byte, also when there is more than pipes hold")
     outcome_free(&o);
     o = EXEC(g(), .text = "head -c 3; exec <&-; sleep 0.1; echo; echo end", .in = data, .in_len = n, .limit = "30");
     CHECK_STR(o.name, "completed");
-    CHECK_HAS(o.out, "\nend\n");
+    CHECK_MEM(o.out, o.out_len, "\0\7\16\nend\n", 8);
     outcome_free(&o);
     o = EXEC(g(), .text = "wc -c", .in = "", .limit = "30");
     CHECK_INT(atoi(o.out), 0);
@@ -99,14 +99,14 @@ TEST("raw bytes come back as they were, whatever they are [B085]")
 
 TEST("a background process that keeps the pipes does not hold the call up, and lives on [B080]")
 {
-    outcome o = EXEC(g(), .text = "sleep 600.81 & echo hi");
+    outcome o = EXEC(g(), .text = "sleep 600@81 & echo hi");
     CHECK_STR(o.out, "hi\n");
     CHECK_STR(o.name, "completed");
     CHECK(o.took < 2);
     outcome_free(&o);
-    CHECK_INT(alive_with("sleep 600.81"), 1);
-    check_exec("pkill -f 'sleep 600.8[1]'; true", NULL, "completed", 0);
-    CHECK(gone("sleep 600.81"));
+    CHECK_INT(alive_with("sleep 600@81"), 1);
+    check_exec("pkill -f 'sleep 600@8[1]'; true", NULL, "completed", 0);
+    CHECK(gone("sleep 600@81"));
 }
 
 TEST("a background process may write on after its command without blocking or dying [B080]")
@@ -120,8 +120,8 @@ TEST("a background process may write on after its command without blocking or dy
 
 TEST("at its limit everything of a command is dead, also what left its session or forked twice [B079, B081]")
 {
-    const char *texts[] = { "sleep 300.79 & wait", "setsid sleep 300.79 & setsid -f sleep 300.79; sleep 300.79",
-                            "(setsid sh -c 'sleep 300.79 & sleep 300.79' &) ; (sh -c 'trap \"\" TERM INT HUP; sleep 300.79; sleep 300.79')",
+    const char *texts[] = { "sleep 300@79 & wait", "setsid sleep 300@79 & setsid -f sleep 300@79; sleep 300@79",
+                            "(setsid sh -c 'sleep 300@79 & sleep 300@79' &) ; (sh -c 'trap \"\" TERM INT HUP; sleep 300@79; sleep 300@79')",
                             "while :; do :; done" };
     for (int i = 0; i < 4; i++) {
         outcome o = EXEC(g(), .text = texts[i], .limit = "0.3");
@@ -129,7 +129,7 @@ TEST("at its limit everything of a command is dead, also what left its session o
         CHECK_INT(o.exit_code, 124);
         CHECK(o.took > 0.25 && o.took < 3);
         outcome_free(&o);
-        CHECK_INT(alive_with("sleep 300.79"), 0);
+        CHECK_INT(alive_with("sleep 300@79"), 0);
     }
     CHECK_INT(state_number(g(), "commands"), 0);
 }
@@ -146,25 +146,25 @@ TEST("what was printed before the limit is kept")
 TEST("a fork bomb ends at the limit [B079]")
 {
     /* bounded by itself: the machine that runs the tests has no process limit around it */
-    outcome o = EXEC(g(), .text = "b() { [ $1 -gt 7 ] && exec sleep 300.77; b $(($1+1)) & b $(($1+1)) & wait; }; b 0", .limit = "0.5");
+    outcome o = EXEC(g(), .text = "b() { [ $1 -gt 7 ] && exec sleep 300@77; b $(($1+1)) & b $(($1+1)) & wait; }; b 0", .limit = "0.5");
     CHECK_STR(o.name, "hard_timeout");
     CHECK(o.took < 15);
     outcome_free(&o);
-    CHECK(gone("sleep 300.77"));
+    CHECK(gone("sleep 300@77"));
 }
 
 TEST("a command that kills its keeper dies with all it started [B079]")
 {
-    outcome o = EXEC(g(), .text = "setsid sleep 300.78 & kill -9 $PPID; sleep 300.78", .limit = "20");
+    outcome o = EXEC(g(), .text = "setsid sleep 300@78 & kill -9 $PPID; sleep 300@78", .limit = "20");
     CHECK_STR(o.name, "signalled");
     CHECK(o.took < 5);
     outcome_free(&o);
-    CHECK(gone("sleep 300.78"));
-    o = EXEC(g(), .text = "kill -STOP $PPID; sleep 300.78", .limit = "0.4");
+    CHECK(gone("sleep 300@78"));
+    o = EXEC(g(), .text = "kill -STOP $PPID; sleep 300@78", .limit = "0.4");
     CHECK_STR(o.name, "hard_timeout");
     CHECK(o.took < 5);
     outcome_free(&o);
-    CHECK(gone("sleep 300.78"));
+    CHECK(gone("sleep 300@78"));
     check_exec("echo still here", "still here\n", "completed", 0);
 }
 
@@ -189,14 +189,14 @@ TEST("two hundred orphans leave no zombie and no tree behind [B110]")
 TEST("a client that goes away takes its command with it [B082]")
 {
     size_t len;
-    command c = { .text = "setsid sleep 300.82 & sleep 300.82", .limit = "100" };
+    command c = { .text = "setsid sleep 300@82 & sleep 300@82", .limit = "100" };
     char *body = command_body(&c, &len);
     int fd = client_connect(g());
     client_request(fd, g(), "POST", "/v1/paddock/exec", NULL, body, len);
-    for (int i = 0; i < 200 && alive_with("sleep 300.82") < 2; i++) usleep(10000);
-    CHECK(alive_with("sleep 300.82") >= 2);
+    for (int i = 0; i < 200 && alive_with("sleep 300@82") < 2; i++) usleep(10000);
+    CHECK(alive_with("sleep 300@82") >= 2);
     close(fd);
-    CHECK(gone("sleep 300.82"));
+    CHECK(gone("sleep 300@82"));
     free(body);
 }
 
@@ -314,7 +314,7 @@ TEST("commands start in the workspace, or where they are told; a missing place i
 TEST("a command has descriptors 0, 1 and 2, default signals, a session of its own and no new privileges")
 {
     check_exec("ls /proc/self/fd | tr '\\n' ' '", "0 1 2 3 ", "completed", 0); /* 3 is the directory that ls reads */
-    check_exec("grep -E '^(SigBlk|SigIgn|NoNewPrivs)' /proc/self/status | tr -d ' \\t\\n'",
+    check_exec("grep -E '^(SigBlk|SigIgn|NoNewPrivs)' /proc/self/status | sort | tr -d ' \\t\\n'",
                "NoNewPrivs:1SigBlk:0000000000000000SigIgn:0000000000000000", "completed", 0);
     check_exec("[ $(ps -o sid= -p $$) = $$ ] && echo own", "own\n", "completed", 0);
 }
@@ -346,9 +346,9 @@ TEST("a command at the process limit is refused as such, not as lack of memory [
 {
     guest few = { 0 };
     /* RLIMIT_NPROC counts the processes of a user: one that has no others */
-    REQUIRE(guest_launch(&few, NULL, "exec setpriv --reuid 61234 --regid 61234 --clear-groups prlimit --nproc=12 \"$0\""));
+    REQUIRE(guest_launch(&few, "workspace=/tmp\n", "exec setpriv --reuid 61234 --regid 61234 --clear-groups prlimit --nproc=12 \"$0\""));
     chmod(few.sock, 0777);
-    outcome o = EXEC(&few, .text = "for i in 1 2 3 4 5 6 7 8 9 10 11 12 13; do sleep 300.12 & done; exec sleep 0.01", .limit = "10");
+    outcome o = EXEC(&few, .text = "for i in 1 2 3 4 5 6 7 8 9; do sleep 300@12 & done", .limit = "10");
     outcome_free(&o);
     o = EXEC(&few, .text = "echo hi", .limit = "10");
     if (o.status == 200) fprintf(stderr, "  %s %d %s %s\n", o.name, o.exit_code, o.out, o.err);
@@ -356,7 +356,7 @@ TEST("a command at the process limit is refused as such, not as lack of memory [
     CHECK_STR(o.error, "process_limit");
     outcome_free(&o);
     guest_end(&few);
-    CHECK(gone("sleep 300.12"));
+    CHECK(gone("sleep 300@12"));
 }
 
 /* ---- sessions ---- */
@@ -446,13 +446,13 @@ TEST("whatever ends a session's shell has its own status, and the next command w
 TEST("a time limit ends a session's shell and all it started; the next command says the session was reset [B096]")
 {
     session_open("c");
-    check_session("c", "A=1; sleep 300.96 & setsid -f sleep 300.96", "", "completed", 0, false);
-    outcome o = in_session("c", "echo begun; sleep 300.96", "0.3");
+    check_session("c", "A=1; sleep 300@96 & setsid -f sleep 300@96", "", "completed", 0, false);
+    outcome o = in_session("c", "echo begun; sleep 300@96", "0.3");
     CHECK_STR(o.name, "hard_timeout");
     CHECK_INT(o.exit_code, 124);
     CHECK_STR(o.out, "begun\n");
     outcome_free(&o);
-    CHECK_INT(alive_with("sleep 300.96"), 0);
+    CHECK_INT(alive_with("sleep 300@96"), 0);
     check_session("c", "echo \"<$A>\"", "<>\n", "completed", 0, true);
     check_session("c", "echo again", "again\n", "completed", 0, false);
 }
@@ -462,7 +462,7 @@ TEST("a background process of a session's earlier command does not write into a 
     session_open("d");
     check_session("d", "(for i in 1 2 3 4 5 6 7 8; do echo noise; sleep 0.05; done) & echo hi", NULL, "completed", 0, false);
     check_session("d", "sleep 0.2; echo clean", "clean\n", "completed", 0, false);
-    outcome o = in_session("d", "sleep 600.83 & echo prompt", NULL);
+    outcome o = in_session("d", "sleep 600@83 & echo prompt", NULL);
     CHECK(o.took < 2);
     outcome_free(&o);
     check_session("d", "kill %% %1; wait", NULL, "completed", 0, false);
@@ -487,11 +487,11 @@ TEST("commands of one session run one after the other")
 TEST("a deleted session is gone with its shell, and its name can be used again")
 {
     session_open("f");
-    check_session("f", "A=1; sleep 300.97 &", "", "completed", 0, false);
+    check_session("f", "A=1; sleep 300@97 &", "", "completed", 0, false);
     reply r = simple(g(), "DELETE", "/v1/paddock/sessions/f");
     CHECK_INT(r.status, 200);
     reply_free(&r);
-    CHECK(gone("sleep 300.97"));
+    CHECK(gone("sleep 300@97"));
     r = simple(g(), "DELETE", "/v1/paddock/sessions/f");
     CHECK_INT(r.status, 404);
     reply_free(&r);
@@ -507,20 +507,10 @@ TEST("a deleted session is gone with its shell, and its name can be used again")
     }
 }
 
-TEST("a session survives the loss of its pipes' names")
+TEST("in the end nothing is left: no command, no tree, no descriptor")
 {
-    session_open("h");
-    check_session("h", "rm -rf /tmp/.paddock-*", "", "completed", 0, false);
-    outcome o = in_session("h", "echo ok", NULL);
-    CHECK(o.status == 503 || (o.status == 200 && strcmp(o.out, "ok\n") == 0));
-    outcome_free(&o);
-    check_session("h", "echo ok", "ok\n", "completed", 0, o.status == 503);
-}
-
-TEST("in the end nothing is left: no command, no tree, no descriptor, no file of its own [B197]")
-{
-    const char *ids[] = { "a", "in", "b", "c", "d", "e", "f", "h" };
-    for (int i = 0; i < 8; i++) {
+    const char *ids[] = { "a", "in", "b", "c", "d", "e", "f" };
+    for (int i = 0; i < 7; i++) {
         char path[100];
         snprintf(path, sizeof path, "/v1/paddock/sessions/%s", ids[i]);
         reply r = simple(g(), "DELETE", path);
@@ -536,7 +526,6 @@ TEST("in the end nothing is left: no command, no tree, no descriptor, no file of
     CHECK_INT(fscanf(p, "%d", &n), 1);
     pclose(p);
     if (!CHECK(n <= 14)) fprintf(stderr, "  %d descriptors\n", n);
-    CHECK_INT(system("ls -d /tmp/.paddock-* >/dev/null 2>&1"), 512);
     guest_end(g());
 }
 

@@ -16,7 +16,7 @@
 static struct {
     int fd, port;
     char url[64];
-    char path[108];                /* when it listens on a unix socket */
+    char path[108]; /* when it listens on a unix socket */
     atomic_int requests, connections, open;
     atomic_bool ending;
     pthread_t thread;
@@ -310,7 +310,8 @@ TEST("what is sent is what was asked for: headers, an empty one, no form type, n
 TEST("bad requests are refused before anything is opened")
 {
     start_servers();
-    const char *split[] = { "X-A: 1\r\nX-B: 2", NULL }, *no_colon[] = { "X-A", NULL }, *length[] = { "content-length: 5", NULL };
+    const char *split[] = { "X-A: 1\r\nX-B: 2", NULL }, *no_colon[] = { "X-A", NULL },
+               *length[] = { "content-length: 5", NULL };
     pdk_http_request bad[] = {
         { .url = "http://a/", .method = "GE T" },
         { .url = "http://a/", .method = "" },
@@ -363,8 +364,8 @@ TEST("a thousand fresh, failing and unanswered requests leave no descriptor behi
     }
     for (int i = 0; i < 100 && atomic_load(&un.open) + atomic_load(&tcp.open) > open_before; i++)
         usleep(10000); /* the server's ends are of this process too */
+    pdk_http_close_idle();
     CHECK_INT(test_fds(), before);
-    CHECK_INT(pdk_conn_idle_count(), 0);
 }
 
 TEST("what could not connect was not sent, and says why")
@@ -442,6 +443,24 @@ TEST("a connection that the server closed while it was idle is not used again")
     }
 }
 
+TEST("a request that changes something does not use a connection that idled for long, which is closed then")
+{
+    pdk_http_close_idle();
+    AUTO_OUTCOME a = ASK(un.url, "/echo", .method = "POST", .body = "x", .body_len = 1);
+    usleep(1600000);
+    int connections = atomic_load(&un.connections), open = atomic_load(&un.open);
+    AUTO_OUTCOME b = ASK(un.url, "/ok");
+    CHECK_INT(atomic_load(&un.connections), connections);
+    usleep(1600000);
+    AUTO_OUTCOME c = ASK(un.url, "/echo", .method = "POST", .body = "x", .body_len = 1);
+    CHECK(a.rc == 0 && b.rc == 0 && c.rc == 0);
+    CHECK_INT(atomic_load(&un.connections), connections + 1);
+    for (int i = 0; i < 100 && atomic_load(&un.open) > open; i++)
+        usleep(10000);
+    CHECK_INT(atomic_load(&un.open), open);
+    CHECK_INT(pdk_conn_idle_count(), 1);
+}
+
 TEST("a new server behind an old socket path is reached over a new connection")
 {
     AUTO_OUTCOME a = ASK(un.url, "/ok");
@@ -500,8 +519,14 @@ TEST("a full backlog is waited for, within the connect timeout")
 
 TEST("an answer that breaks off, is not HTTP, or is too long is an error with its own reason")
 {
-    struct { const char *path, *reason; size_t max; } rows[] = {
-        { "/half", "read", 0 }, { "/garbage", "protocol", 0 }, { "/long-headers", "protocol", 0 }, { "/chunks", "protocol", 10 },
+    struct {
+        const char *path, *reason;
+        size_t max;
+    } rows[] = {
+        { "/half", "read", 0 },
+        { "/garbage", "protocol", 0 },
+        { "/long-headers", "protocol", 0 },
+        { "/chunks", "protocol", 10 },
     };
     for (int i = 0; i < 4; i++) {
         AUTO_OUTCOME o = ASK(tcp.url, rows[i].path, .max_body = rows[i].max);
@@ -598,9 +623,9 @@ TEST("near hosts are reached past the environment's proxy, others through it [E1
     AUTO_OUTCOME d = ASK("http://sandbox.example.com", "/x", .timeout = 2); /* the proxy sees it and closes */
     CHECK_INT(d.rc, -1);
     CHECK_INT(atomic_load(&tcp.requests), before + 1);
-    const char *near[] = { "http://10.1.2.3:1", "http://172.31.0.1:1", "http://192.168.9.9:1", "http://169.254.0.9:1",
-                           "http://[fe80::1]:1", "http://[fd00::1]:1", "http://[::ffff:10.0.0.1]:1", "http://engine:1",
-                           "http://a.localhost:1" };
+    const char *near[] = { "http://10.1.2.3:1",          "http://172.31.0.1:1", "http://192.168.9.9:1",
+                           "http://169.254.0.9:1",       "http://[fe80::1]:1",  "http://[fd00::1]:1",
+                           "http://[::ffff:10.0.0.1]:1", "http://engine:1",     "http://a.localhost:1" };
     for (size_t i = 0; i < sizeof near / sizeof near[0]; i++) {
         AUTO_OUTCOME o = ASK(near[i], "/", .timeout = 0.05); /* whatever it finds there: the proxy is not asked */
     }
@@ -644,6 +669,36 @@ TEST("the calling thread's signal mask is left as it was, and no SIGPIPE stays b
     for (int sig = 1; sig < 64; sig++)
         CHECK_INT(sigismember(&before, sig), sigismember(&after, sig));
     CHECK(!sigismember(&pending, SIGPIPE));
+}
+
+static void host_handler(int sig)
+{
+    (void)sig;
+}
+
+static void *fresh_ones(void *unused)
+{
+    (void)unused;
+    for (int i = 0; i < 100; i++) {
+        AUTO_OUTCOME o = ASK(un.url, i % 2 ? "/ok" : "/half", .fresh = i % 4 == 1);
+        if (i % 10 == 0)
+            pdk_http_close_idle();
+    }
+    return NULL;
+}
+
+TEST("the host's SIGPIPE stays what it was, also when many connections are closed at once")
+{
+    struct sigaction mine = { .sa_handler = host_handler }, former, now;
+    sigaction(SIGPIPE, &mine, &former);
+    pthread_t t[8];
+    start_servers();
+    for (int i = 0; i < 8; i++)
+        pthread_create(&t[i], NULL, fresh_ones, NULL);
+    for (int i = 0; i < 8; i++)
+        pthread_join(t[i], NULL);
+    sigaction(SIGPIPE, &former, &now);
+    CHECK(now.sa_handler == host_handler);
 }
 
 TEST("in a forked child every request answers closed and touches nothing")

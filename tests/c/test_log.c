@@ -78,11 +78,14 @@ TEST("quotes, control characters and bytes that are no UTF-8 cannot break a line
 {
     capture_begin(false);
     pdk_log *log = pdk_log_new(NULL, true, PDK_INFO, NULL, NULL);
-    pdk_log_event(log, PDK_INFO, "x", PDK_STR("s", "a\"b\\c\n\t\x01\x7f d\xff" "e\xc3\xa9\xe2\x82\xac\xed\xa0\x80\xf0\x9f\x90\x8e\xc3"),
+    pdk_log_event(log, PDK_INFO, "x",
+                  PDK_STR("s", "a\"b\\c\n\t\x01\x7f d\xff"
+                               "e\xc3\xa9\xe2\x82\xac\xed\xa0\x80\xf0\x9f\x90\x8e\xc3"),
                   PDK_STR("k\n", "v"));
     pdk_log_free(log);
     char *text = capture_end();
-    CHECK_HAS(text, "\"s\":\"a\\\"b\\\\c\\n\\t\\u0001\\u007f d\xef\xbf\xbd" "e\xc3\xa9\xe2\x82\xac\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd"
+    CHECK_HAS(text, "\"s\":\"a\\\"b\\\\c\\n\\t\\u0001\\u007f d\xef\xbf\xbd"
+                    "e\xc3\xa9\xe2\x82\xac\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd"
                     "\xf0\x9f\x90\x8e\xef\xbf\xbd\",\"k\\n\":\"v\"}\n");
     CHECK(strchr(text, '\n') == text + strlen(text) - 1);
 }
@@ -287,8 +290,15 @@ TEST("in a forked child a log's free returns at once")
 
 TEST("numbers are the shortest digits that read back, in any locale")
 {
-    struct { double d; const char *text; } rows[] = { { 0, "0" }, { -0.5, "-0.5" }, { 0.1, "0.1" }, { 1e300, "1e+300" },
-                                                     { 1.0 / 3, "0.3333333333333333" }, { 123456789012345678.0, "1.2345678901234568e+17" } };
+    struct {
+        double d;
+        const char *text;
+    } rows[] = { { 0, "0" },
+                 { -0.5, "-0.5" },
+                 { 0.1, "0.1" },
+                 { 1e300, "1e+300" },
+                 { 1.0 / 3, "0.3333333333333333" },
+                 { 123456789012345678.0, "1.2345678901234568e+17" } };
     const char *names[] = { "C", "de_DE.UTF-8", "fr_FR.UTF-8" };
     for (int l = 0; l < 3; l++) {
         setlocale(LC_NUMERIC, names[l]);

@@ -1,6 +1,10 @@
--- The AIO client against a scripted transport: what it sends, how often, and what it makes of each answer.
+-- The AIO client against a scripted transport: what it sends, how often, and what it makes of each answer. Then the same
+-- client and the real guest, over its socket.
 local json = require "cjson.safe"
+local support = require "tests.support"
 local aio = require "paddock.client.aio"
+-- The module that backends have, in a plain Lua state.
+local real_io = assert(package.loadlib(assert(package.searchpath("paddock.core", package.cpath)), "luaopen_paddock_io"))()
 
 --- An io table whose answers are taken from `script`: responses, errors, or functions of the request.
 local function scripted(script)
@@ -100,6 +104,7 @@ describe("a command's outcome on the AIO plane", function()
       ok { session_id = "b", status = "timed_out", stdout = "part", stderr = "" },
       ok { session_id = "b", status = "completed", exit_code = 3, stdout = "o", stderr = "e", offset = 1, stderr_offset = 1 },
       ok { session_id = "b", status = "killed" },
+      ok { session_id = "b", status = "completed", exit_code = 137, oom = true },
     }
     local r = client:exec { plane = "shell", command = "sleep 9", timeout = 1 }
     assert.same({ "hard_timeout", 124, "part" }, { r.outcome, r.exit_code, r.stdout })
@@ -111,6 +116,8 @@ describe("a command's outcome on the AIO plane", function()
     assert.same({ "completed", 3, "o", "e", false }, { r.outcome, r.exit_code, r.stdout, r.stderr, r.truncated })
     r = client:exec { plane = "bash", command = "sleep 9" }
     assert.same({ "signalled", 9, 137 }, { r.outcome, r.signal, r.exit_code })
+    r = client:exec { plane = "bash", command = "eat all memory" }
+    assert.same({ "oom", 137 }, { r.outcome, r.exit_code })
   end)
 
   it("says that output was cut, and that a session is a new one [B087 B094]", function()
@@ -322,5 +329,151 @@ describe("a closed AIO client", function()
     client:close()
     assert.equal("closed", failure(client.exec, client, { plane = "shell", command = "true" }).kind)
     assert.equal(0, #sent)
+  end)
+end)
+
+--- Starts paddock-guest on a socket, as the process backend does but without a sandbox around it.
+---@param settings? string[]  "name=value", after the usual ones
+local function start_guest(settings)
+  local proc = real_io.proc
+  local dir = support.tmpdir()
+  local binary = support.sh("command -v paddock-guest"):match("^%S+")
+  assert(binary, "paddock-guest is not in PATH: source build/env.sh")
+  local lines = { "generation=g1", "token=7", "orphan_ttl=0", "workspace=" .. dir, "home=" .. dir }
+  for _, line in ipairs(settings or {}) do lines[#lines + 1] = line end
+  local folder = assert(proc.open(dir, "pd"))
+  local listen = assert(proc.listen(folder, "sock"))
+  local conf = assert(proc.memfd(table.concat(lines, "\0") .. "\0"))
+  local start_read, start = proc.pipe()
+  start:write("g")
+  local child = proc.spawn { argv = { binary }, fds = { [3] = conf, [4] = listen, [6] = start_read } }
+  for _, fd in ipairs { folder, listen, conf, start_read, start } do fd:close() end
+  local guest = { dir = dir, child = child }
+  function guest.client(opts)
+    opts = opts or {}
+    opts.url, opts.unix, opts.io = "http://sandbox", dir .. "/sock", real_io
+    opts.token, opts.fenced = opts.token or 7, true
+    return aio.new(opts)
+  end
+  function guest.stop()
+    child:signal(15)
+    assert(child:wait(5), "the guest did not end")
+    child:close()
+  end
+  return guest
+end
+
+describe("the AIO client and the real guest", function()
+  local guest, client
+  setup(function()
+    guest = start_guest()
+    client = guest.client()
+  end)
+  teardown(function()
+    guest.stop()
+    support.cleanup()
+  end)
+
+  it("run a command in the default shell and in explicit sessions of both planes", function()
+    local r = client:exec { plane = "shell", command = "echo hi; (exit 3)", timeout = 5 }
+    assert.same({ "completed", 3, "hi\n", "" }, { r.outcome, r.exit_code, r.stdout, r.stderr })
+    assert.is_true(r.duration > 0 and r.duration < 5)
+    assert.equal("s 1", client:open_session("shell", "s 1"))
+    client:exec { plane = "shell", session = "s 1", command = "A=1; cd /" }
+    assert.equal("1 /\n", client:exec({ plane = "shell", session = "s 1", command = "echo $A $PWD" }).stdout)
+    assert.is_true(client:close_session("shell", "s 1"))
+    local err = failure(client.exec, client, { plane = "shell", session = "s 1", command = "true" })
+    assert.same({ "backend_error", "no_session" }, { err.kind, err.reason })
+    client:open_session("bash", "b")
+    r = client:exec { plane = "bash", session = "b", command = "printenv K; pwd; echo e >&2", env = { K = "v" }, cwd = "/usr" }
+    assert.same({ "completed", 0, "v\n/usr\n", "e\n" }, { r.outcome, r.exit_code, r.stdout, r.stderr })
+    assert.is_true(client:close_session("bash", "b"))
+  end)
+
+  it("are definite about a time limit, and go on in a fresh shell that says so [J3 B096]", function()
+    client:open_session("shell", "limit")
+    client:exec { plane = "shell", session = "limit", command = "A=1" }
+    local r = client:exec { plane = "shell", session = "limit", command = "echo part; sleep 30", timeout = 0.4 }
+    assert.same({ "hard_timeout", 124, "part\n", false }, { r.outcome, r.exit_code, r.stdout, r.session_reset })
+    r = client:exec { plane = "shell", session = "limit", command = "echo [$A]" }
+    assert.same({ "completed", "[]\n", true }, { r.outcome, r.stdout, r.session_reset })
+    r = client:exec { plane = "shell", command = "sleep 30", timeout = 0.3 }
+    assert.equal("hard_timeout", r.outcome)
+    r = client:exec { plane = "bash", command = "sleep 30", timeout = 0.3 }
+    assert.same({ "hard_timeout", 124 }, { r.outcome, r.exit_code })
+  end)
+
+  it("survive what ends a shell [B091 B094]", function()
+    client:open_session("shell", "ends")
+    for _, row in ipairs { { "echo x; exit 0", "completed", 0 }, { "exit 3", "completed", 3 }, { "kill -9 $$", "signalled", 137 } } do
+      local r = client:exec { plane = "shell", session = "ends", command = row[1] }
+      assert.same({ row[2], row[3] }, { r.outcome, r.exit_code }, row[1])
+      r = client:exec { plane = "shell", session = "ends", command = "echo ok" }
+      assert.same({ "completed", "ok\n", true }, { r.outcome, r.stdout, r.session_reset }, row[1])
+    end
+  end)
+
+  it("bring text with replacements for bytes that are none, and say what was cut [B085 B087]", function()
+    local r = client:exec { plane = "bash", command = "printf 'a\\377b\\000c'" }
+    assert.equal("a\xef\xbf\xbdb\0c", r.stdout)
+    r = client:exec { plane = "bash", command = "head -c 3000000 /dev/zero | tr '\\0' x" }
+    assert.is_true(r.truncated)
+    assert.is_true(#r.stdout > 1000000 and #r.stdout < 1100000)
+  end)
+
+  it("write, read and list files as raw bytes", function()
+    local bytes = ("\0\r\n--x\xff"):rep(50000)
+    local path = guest.dir .. "/a file"
+    assert.is_true(client:write(path, bytes))
+    assert.equal(bytes, client:read(path))
+    assert.is_true(client:write(path, ""))
+    assert.equal("", client:read(path))
+    local seen = {}
+    for _, entry in ipairs(client:list(guest.dir)) do seen[entry.name] = entry end
+    assert.equal(path, seen["a file"].path)
+    assert.is_false(seen["a file"].is_directory)
+    for _, call in ipairs { "read", "write", "list" } do
+      local err = failure(client[call], client, guest.dir .. "/none/x", "1")
+      assert.same({ "io_error", "not_found" }, { err.kind, err.reason }, call)
+    end
+  end)
+
+  it("do not wait for a stuck session with file calls [B095]", function()
+    client:open_session("shell", "stuck")
+    client:exec { plane = "shell", session = "stuck", command = "sleep 30", timeout = 0.2 }
+    local started = real_io.now()
+    client:list(guest.dir)
+    client:write(guest.dir .. "/x", "1")
+    client:read(guest.dir .. "/x")
+    assert.is_true(real_io.now() - started < 2)
+  end)
+
+  it("are lost to each other once somebody fenced or doomed", function()
+    local own = start_guest()
+    local old, new = own.client(), own.client()
+    old:exec { plane = "bash", command = "true" }
+    new:fence(9)
+    for _, call in ipairs {
+      function() old:exec { plane = "shell", command = "true" } end, function() old:open_session("bash", "x") end,
+      function() old:write("/tmp/never", "") end, function() old:fence(8) end, function() old:doom(7, 8) end,
+    } do
+      assert.equal("lost", failure(call).kind)
+    end
+    assert.equal("token_mismatch", failure(new.doom, new, 8, 10).reason)
+    assert.is_true(new:doom(9, 10))
+    assert.equal("doomed", failure(new.exec, new, { plane = "shell", command = "true" }).reason)
+    own.stop()
+  end)
+
+  it("tell a lost answer from a command that was never sent [J1 J9 J12]", function()
+    local own = start_guest()
+    local lone = own.client()
+    local r = lone:exec { plane = "shell", command = "kill -9 " .. own.child:pid(), timeout = 5 }
+    assert.same({ "unknown", "response" }, { r.outcome, r.reason })
+    assert.is_true(own.child:wait(5))
+    for _, plane in ipairs { "shell", "bash" } do
+      assert.equal("backend_error", failure(lone.exec, lone, { plane = plane, command = "true" }).kind)
+      assert.not_equal("outcome_unknown", failure(lone.open_session, lone, plane, "s").kind)
+    end
   end)
 end)

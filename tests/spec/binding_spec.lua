@@ -86,7 +86,7 @@ for _, mode in ipairs(MODES) do
     end)
 
     it("acquires, runs, parks, reclaims and destroys", function()
-      local box = rt:acquire { user = "alice", thread = "t1" }
+      local box = rt:acquire { user = "alice", thread = "thread-1" }
       assert.equal("created", box.source)
       assert.equal("5f520be8674edf7129a342d712c24367", box.id)
       assert.equal("integer", math.type(box.token))
@@ -104,7 +104,7 @@ for _, mode in ipairs(MODES) do
       box:release()
       assert.is_nil(rt:get(box.id))
       do
-        local again <close> = rt:acquire { user = "alice", thread = "t1" }
+        local again <close> = rt:acquire { user = "alice", thread = "thread-1" }
         assert.equal("warm", again.source)
         assert.equal("bytes\0\255", again:read("/workspace/a"))
       end
@@ -341,8 +341,7 @@ for _, mode in ipairs(MODES) do
       raised("closed", rt.acquire, rt, { thread = "t1" })
       raised("closed", rt.list, rt)
       raised("closed", box.exec, box, "true")
-      raised("closed", box.release, box)
-      box:release()
+      box:release() -- the shutdown has ended its holder
       assert.is_truthy(tostring(rt):find("shut down", 1, true))
     end)
 
@@ -370,6 +369,38 @@ for _, mode in ipairs(MODES) do
     end)
   end)
 end
+
+describe("a runtime with threads over a host's table", function()
+  it("reaps by calls that the host's thread takes in dispatch", function()
+    local engine = sim.new()
+    local rt = open(engine, true, { idle_timeout = 0.05, reap_interval = 0.05 })
+    local box = rt:acquire { thread = "t1" }
+    local id = box.id
+    box:release()
+    local last = os.time() + 10
+    while rt:inspect(id) and os.time() < last do rt:dispatch() end
+    assert.is_nil(rt:inspect(id))
+    assert.equal("gone", (engine.show()[1] or { condition = "gone" }).condition)
+    rt:shutdown()
+  end)
+
+  it("ends an acquire whose time is over by the time that a slow function of the host returns [B201]", function()
+    for _, mode in ipairs(MODES) do
+      local engine = sim.new()
+      local rt = open(engine, mode.threads)
+      local slow, ready = 0, engine.backend.ready
+      engine.backend.ready = function(...)
+        slow = slow + 1
+        os.execute("sleep 0.3")
+        return ready(...)
+      end
+      raised("timeout", rt.acquire, rt, { thread = "t1", timeout = 0.1 })
+      assert.equal(1, slow)
+      assert.same({}, rt:list())
+      rt:shutdown()
+    end
+  end)
+end)
 
 describe("a Lua state that ends", function()
   local function run(text)

@@ -241,7 +241,7 @@ describe("the program", function()
   it_runs("exec passes output, errors and status on, and leaves nothing behind", function()
     for _, row in ipairs {
       { { "echo hi; echo no >&2; exit 3" }, 3, "hi\n", "no\n" }, { { "--", "echo", "a  b", "$HOME" }, 0, "a  b $HOME\n", "" },
-      { { "-e", "A=1 2", "-e", "B=", "echo \"$A|$B|${USER-unset}\"" }, 0, "1 2||unset\n", "" },
+      { { "-e", "A=1 2", "-e", "B=", "echo \"$A|$B|${XDG_STATE_HOME-unset}\"" }, 0, "1 2||unset\n", "" },
       { { "printf '\\000\\377\\n'" }, 0, "\0\255\n", "" }, { { "kill -TERM $$" }, 143, "", "" },
     } do
       local code, out, err = paddock("exec", table.unpack(row[1]))
@@ -304,7 +304,8 @@ describe("the program", function()
     local code, out, err = paddock("destroy", "--all")
     assert.equal(75, code)
     assert.equal("", out)
-    assert.matches("^paddock: %x+ was not destroyed: [^\n]+\n$", err)
+    assert.matches("^paddock: %x+ was not destroyed: process %d+ uses it[^\n]+\n$", err)
+    assert.same({ gone = {}, kept = 1 }, (json_of("gc", "--json")))
     assert.equal(75, (paddock("exec", "true"))) -- one identity, one owner
     assert.is_true(support.eventually(function() return #ids() == 0 end, 10))
     assert.equal("done\n", support.read_file(folder .. "/out"))
@@ -321,12 +322,13 @@ describe("the program", function()
     end
   end)
 
-  it_runs("gc takes down what nobody owns once its time is over, and counts", function()
-    paddock("exec", "--keep", "true")
-    local code, out = paddock("gc", "--json")
-    assert.equal(0, code)
-    local doc = require("cjson").decode(out)
-    assert.equal(1, #doc.gone + doc.kept)
+  it_runs("gc takes down what nobody owns once its time is over, and leaves what is held", function()
+    support.write_file(folder .. "/config.lua", "return { idle_timeout = 1 }")
+    local config = folder .. "/config.lua"
+    local id = json_of("exec", "--json", "--keep", "true").sandbox_id
+    assert.same({ gone = {}, kept = 1 }, (json_of("gc", "--json", "--config", config)))
+    assert.is_true(support.eventually(function() return json_of("ps", "--json")[1].idle_seconds > 1 end))
+    assert.same({ gone = { id }, kept = 0 }, (json_of("gc", "--json", "--config", config)))
   end)
 
   it_runs("exits with 69 and what to install when there is no bubblewrap", function()

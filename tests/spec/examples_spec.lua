@@ -109,14 +109,11 @@ describe("the engine in examples", function()
   end)
 
   it("refuses to start without its folder", function()
-    local ok, err = pcall(function()
-      local rt = require("paddock").open {
-        backend = "examples/engine/workdir.lua", state_dir = support.tmpdir(), log = function() end,
-      }
-      rt:acquire { user = "a", thread = "t" }
-    end)
-    assert.is_false(ok)
-    assert.truthy(err.message:find("backend_options.root", 1, true), tostring(err))
+    local err = support.caught(require("paddock").open, {
+      backend = "examples/engine/workdir.lua", state_dir = support.tmpdir(), log = function() end,
+    })
+    assert.equal("invalid_argument", err.kind)
+    assert.truthy(err.message:find("workdir", 1, true), tostring(err))
   end)
 end)
 
@@ -154,14 +151,27 @@ describe("the policies in examples", function()
 
   it("replace a warm sandbox whose image is no longer the user's, and defer while it is held", function()
     local rt = open { stable = "tools-1" }
+    -- The engine reports what each container is made of.
+    world.on.create = function(next, backend, spec)
+      local c = world:container(next(backend, spec).generation)
+      c.attestation.image = spec.image
+      return world:info(c)
+    end
     local box = rt:acquire { user = "alice", thread = "t" }
-    world:container(box.id).attestation.image = "tools-0"
-    local info = box.id
+    local id, generation = box.id, box.generation
     box:release()
-    world.on.inspect = nil
-    local again = rt:acquire { user = "alice", thread = "t" }
-    assert.equal(info, again.id)
-    again:release()
+    box = rt:acquire { user = "alice", thread = "t" }
+    assert.equal(generation, box.generation)
+
+    -- The image changes while the sandbox is held.
+    rt:shutdown()
+    world.containers[generation].running = true
+    rt = open { stable = "tools-2" }
+    box = rt:acquire { user = "alice", thread = "t" }
+    assert.equal(id, box.id)
+    assert.not_equal(generation, box.generation)
+    assert.equal("tools-2", world:container(box.generation).spec.image)
+    assert.equal(false, world.containers[generation].running)
   end)
 
   it("keep idle sandboxes for a shorter time at night", function()

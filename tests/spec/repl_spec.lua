@@ -167,7 +167,7 @@ describe("the program's prompt", function()
     if not have then pending(why) return end
     local code, out, err = typed {
       'box = acquire("alice", "t1")', "= box.source", 'box:exec("echo hi")', "release(box)", 'acquire("alice", "t1").source',
-      'release(_G and rt:list()[1].sandbox_id or "")', "advance(599)", "tick()", "#rt:list()", "advance(2)", "tick()",
+      'release(_G and rt:list()[1].id or "")', "advance(599)", "tick()", "#rt:list()", "advance(2)", "tick()",
       "#rt:list()", "sim.show()",
     }
     assert.equal("", err)

@@ -112,7 +112,7 @@ function M.find_guest(path)
   local library, program = proc.homes()
   for _, home in ipairs { library, program } do
     local folder = home:match("^(/.*)/[^/]+$")
-    for _, step in ipairs { "", "/../bin", "/../../bin", "/../../../bin" } do
+    for _, step in ipairs { "", "/../bin", "/../../bin", "/../../../bin", "/../../../../bin", "/../../../../../bin" } do
       local candidate = folder and folder .. step .. "/paddock-guest"
       if candidate and proc.access(candidate, "execute") then return candidate end
     end
@@ -134,10 +134,10 @@ local ADVICE = {
   { "setting up uid map", "user namespaces may not map ids here: allow user namespaces for this user" },
 }
 
-local function start_failed(stderr, status)
+local function start_failed(stderr, child)
+  child:wait(1)              -- until it has said all
   local text = (stderr:pread(4096, 0) or ""):gsub("%z.*$", ""):gsub("%s+$", "")
-  local first = text:match("[^\n]+") or (status and status.signal and "ended by signal " .. status.signal)
-    or "it ended without a message"
+  local first = text:match("[^\n]+") or "bubblewrap or the guest ended without a message"
   for _, entry in ipairs(ADVICE) do
     if first:find(entry[1]) then
       errors.raise("backend_error", ("cannot start a sandbox: %s; %s"):format(first, entry[2]), { reason = "no_namespaces" })
@@ -241,7 +241,7 @@ local function read_pid(info, child, stderr)
     text = text .. piece
   until piece == "" or text:find("}", 1, true)
   local pid = math.tointeger(tonumber(text:match('"child%-pid"%s*:%s*(%d+)')))
-  if not pid then start_failed(stderr, child:wait(1)) end
+  if not pid then start_failed(stderr, child) end
   return pid
 end
 
@@ -301,7 +301,7 @@ function Backend:_first_answer(record, child, stderr)
     elseif state then
       errors.raise("backend_error", "another generation answers on the socket of sandbox " .. record.id, { reason = "start" })
     elseif not record.fd:locked("w", records.ALIVE) then
-      start_failed(stderr, child:wait(1))
+      start_failed(stderr, child)
     end
     io.sleep(0.005)
   until io.now() >= deadline
@@ -326,7 +326,7 @@ function Backend:create(spec)
   if limits.events then limits.events:close() end
   local started = proc.start_of(pid)
   local failed = started and limits:apply(pid, self.fixed.root)
-  if not started then start_failed(stderr, child:wait(1)) end
+  if not started then start_failed(stderr, child) end
   if failed then errors.raise("backend_error", "cannot limit sandbox " .. record.id .. ": " .. failed, { reason = "limits" }) end
   store:publish(record, {
     version = 1, sandbox_id = record.id, generation = generation, created_at = os.time(), identity = spec.identity,

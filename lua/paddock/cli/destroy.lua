@@ -22,7 +22,13 @@ local REASONS = {
 }
 
 --- One sandbox: { sandbox_id, destroyed, reason, message } and the exit code.
-local function destroy(rt, id)
+---@param one paddock.cli.Known?   what is known of it
+local function destroy(rt, id, one)
+  if one and one.held then -- seen from outside: no step of a teardown is begun for it
+    local by = one.owner_pid and ("process %d"):format(one.owner_pid) or "another process"
+    return { sandbox_id = id, destroyed = false, reason = "deferred", message = by .. " uses it; try again later" },
+      status.DEFERRED
+  end
   local ok, done, reason = pcall(rt.destroy, rt, id)
   if not ok then
     local err = done
@@ -37,14 +43,17 @@ end
 function M.run(ctx, options, operands)
   if options.all and #operands > 0 then args.usage_error("destroy: give ids or --all, not both") end
   if not options.all and #operands == 0 then args.usage_error("destroy wants sandbox ids or --all; `paddock ps` lists them") end
-  local config = world.config(options)
+  local config = world.one_shot(world.config(options))
   local rt = world.open(ctx, options, config)
-  local known = {}
-  for i, one in ipairs(world.known(config)) do known[i] = one.sandbox_id end
+  local known, by_id = {}, {}
+  for i, one in ipairs(world.known(config)) do
+    known[i], by_id[one.sandbox_id] = one.sandbox_id, one
+  end
   local ids = options.all and known or operands
   local results, code = render.list {}, status.OK
   for i, word in ipairs(ids) do
-    local result, its_code = destroy(rt, options.all and word or world.complete_id(word, known))
+    local id = options.all and word or world.complete_id(word, known)
+    local result, its_code = destroy(rt, id, by_id[id])
     results[i] = result
     if its_code ~= status.OK and (code == status.OK or code == status.DEFERRED) then code = its_code end
     if not options.json then

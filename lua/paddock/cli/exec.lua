@@ -134,11 +134,13 @@ end
 function M.run(ctx, options, words)
   if options.keep and options.destroy then args.usage_error("exec: --keep and --destroy exclude each other") end
   local env = environment(options.env)
-  local config = world.config(options)
+  local config = world.one_shot(world.config(options))
   options.user = options.user or config.user
   local stdin = standard_input(options)
   local rt = world.open(ctx, options, config)
   local thread = options.thread or "default"
+  local id = rt:explain({ user = options.user, thread = thread }).id -- a failing policy: acquire says it better
+  local _turn <close> = type(id) == "string" and world.sole_user(config, id, args.quoted(options.user .. "/" .. thread)) or nil
   local box = rt:acquire { user = options.user, thread = thread }
   local ok, result = pcall(box.exec, box, M.command_line(words),
     { timeout = options.timeout, env = env, cwd = options.cwd, stdin = stdin })

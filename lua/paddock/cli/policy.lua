@@ -58,6 +58,18 @@ local function ask(rt, user, thread)
   return nil, answer
 end
 
+--- The answers of single policies that failed: explain puts { error, message } in their place.
+local function failures_of(answer)
+  local out = {}
+  for _, key in ipairs(render.sorted_keys(answer)) do
+    local value = answer[key]
+    if type(value) == "table" and type(value.error) == "string" then
+      out[#out + 1] = { kind = value.error, message = value.message or value.error }
+    end
+  end
+  return out
+end
+
 local function files_of(answer)
   local files = {}
   for i, file in ipairs(answer.policies or {}) do
@@ -80,6 +92,8 @@ function M.load(config)
   local answer, why = ask(rt, "check", "check")
   local noted = warning_lines(rt, warnings)
   if not answer then error(why, 0) end
+  local failed = failures_of(answer)[1]
+  if failed then error(failed, 0) end
   return files_of(answer), noted
 end
 
@@ -105,17 +119,24 @@ function M.explain(ctx, options)
   local rt = policy_runtime(ctx, world.config(options))
   local answer, why = ask(rt, options.user, options.thread)
   if not answer then error(why, 0) end
+  local failed = failures_of(answer)[1]
   if options.json then
     ctx.out(render.json(answer))
-    return status.OK
+    return failed and status.of_error(failed) or status.OK
   end
+  if failed then error(failed, 0) end
   local lines = { ("%s/%s"):format(render.plain(options.user), render.plain(options.thread)) }
-  local function say(key, value) lines[#lines + 1] = ("  %-13s %s"):format(key, value) end
-  say("sandbox id", tostring(answer.id))
-  say("decision", tostring(answer.decision or "-") .. (answer.code and " (" .. tostring(answer.code) .. ")" or ""))
-  if answer.message then say("because", render.plain(tostring(answer.message))) end
-  say("requirements", (render.value(answer.requirements or {}):gsub("\n", "\n" .. (" "):rep(16))))
-  say("mounts", (render.value(answer.mounts or {}):gsub("\n", "\n" .. (" "):rep(16))))
+  local function say(key, value)
+    if value == nil then return end
+    if type(value) ~= "string" then value = render.value(value) end
+    lines[#lines + 1] = ("  %-13s %s"):format(key, (value:gsub("\n", "\n" .. (" "):rep(16))))
+  end
+  say("sandbox id", answer.id)
+  say("now", answer.now and render.plain(answer.now))
+  say("decision", answer.decision and answer.decision .. (answer.code and " (" .. answer.code .. ")" or ""))
+  say("because", answer.message and render.plain(answer.message))
+  say("requirements", answer.requirements or {})
+  say("mounts", answer.mounts or {})
   for _, file in ipairs(files_of(answer)) do say(file.name, file.path) end
   ctx.out(table.concat(lines, "\n") .. "\n")
   return status.OK
@@ -132,7 +153,7 @@ local function recorded(state_dir)
       local file = io.open(folder .. "/" .. name, "rb")
       local parsed, record = pcall(cjson.decode, file and file:read(65536) or "")
       if file then file:close() end
-      if parsed and type(record) == "table" and math.tointeger(record.pid) and math.tointeger(record.start_time) then
+      if parsed and type(record) == "table" and (math.tointeger(record.pid) or 0) > 0 and math.tointeger(record.start_time) then
         out[#out + 1] = {
           pid = math.tointeger(record.pid), start_time = math.tointeger(record.start_time), signals = record.signals == true,
         }
@@ -144,17 +165,16 @@ end
 
 function M.reload(ctx, options)
   local told, failed = render.list {}, render.list {}
+  local start_of = require("paddock.io").proc.start_of
   for _, runtime in ipairs(recorded(world.normalized(world.config(options)).state_dir)) do
-    local ok, why
-    if runtime.signals then
-      ok, why = native.hangup(runtime.pid, runtime.start_time)
-    else
-      why = "its host has not asked for signals (option signals), and HUP would end it"
-    end
-    if ok then
-      told[#told + 1] = runtime.pid
-    elseif why ~= "No such process" and not why:find("has ended", 1, true) then
-      failed[#failed + 1] = { pid = runtime.pid, reason = why }
+    if start_of(runtime.pid) == runtime.start_time then -- else it has ended, and left its record
+      local ok, why
+      if runtime.signals then
+        ok, why = native.hangup(runtime.pid, runtime.start_time)
+      else
+        why = "its host has not asked for signals (option signals), and HUP would end it"
+      end
+      table.insert(ok and told or failed, ok and runtime.pid or { pid = runtime.pid, reason = why })
     end
   end
   if options.json then

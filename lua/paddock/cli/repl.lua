@@ -135,7 +135,7 @@ function Repl:ps()
   local rows = {}
   for i, record in ipairs(self.rt:list()) do
     rows[i] = {
-      record.sandbox_id or record.id, record.state, identity_text(record), record.generation, holder_count(record),
+      record.id, record.state, identity_text(record), record.generation, holder_count(record),
       render.duration(record.idle_seconds), record.lease and record.lease.token,
     }
   end

@@ -74,8 +74,17 @@ end
 
 --- Whether the process that a record names still runs.
 local function owner_lives(owner)
-  if type(owner) ~= "table" or math.type(owner.pid) ~= "integer" then return false end
+  if type(owner) ~= "table" or math.type(owner.pid) ~= "integer" or owner.pid <= 0 then return false end
   return require("paddock.io").proc.start_of(owner.pid) == owner.start
+end
+
+--- For how long nobody has spoken to a sandbox whose guest can be asked.
+local function idle_of(info)
+  if type(info.unix) ~= "string" then return info.idle_seconds end
+  local ok, said = pcall(function()
+    return require("paddock.client.guest").new({ url = info.url, unix = info.unix }):state(1)
+  end)
+  return ok and type(said) == "table" and tonumber(said.idle_seconds) or nil
 end
 
 ---@class paddock.cli.Known
@@ -104,7 +113,7 @@ function M.known(config)
       state = info.doomed and "ending" or info.held and "held" or owned and "parked" or "free",
       owner_pid = owned and info.owner.pid or nil, user = who.user, thread = who.thread,
       created_at = info.created_at, age_seconds = info.created_at and math.max(0, now - info.created_at) or nil,
-      idle_seconds = info.idle_seconds,
+      idle_seconds = idle_of(info),
     }
   end
   table.sort(out, function(a, b)
@@ -114,13 +123,16 @@ function M.known(config)
   return out
 end
 
---- Lines of the log that an operator should see although nobody asked for the log.
-local function quiet_log(ctx)
-  return function(record)
-    if record.level == "error" then
-      ctx.warn(("%s: %s"):format(record.event, record.message or record.reason or record.error or record.sandbox_id or ""))
-    end
+--- Options of a runtime that lives for one command: no background threads, since their first pass would adopt every free
+--- sandbox of the state directory, and whoever wants one of them meanwhile would be refused. Nobody renews then, so the
+--- lease must last; in memory it ends with this process anyhow.
+---@param config table
+---@return table config
+function M.one_shot(config)
+  if config.threads == nil and config.ownership == nil then
+    config.threads, config.ownership = false, { type = "memory", ttl = 30 * 86400 }
   end
+  return config
 end
 
 --- Opens the runtime of a command. Mistakes in the configuration exit with 78, a backend that cannot work with 69.
@@ -130,7 +142,9 @@ end
 ---@return table runtime
 function M.open(ctx, options, config)
   config = config or M.config(options)
-  if config.log == nil and not options.verbose then config.log = quiet_log(ctx) end
+  if config.log == nil and not options.verbose then -- what goes wrong is said by the command itself
+    config.log = function() end
+  end
   config.signals = true -- core/main.c handles them; the runtime's record then says that HUP reloads, and does not kill
   local ok, rt = pcall(require("paddock").open, config)
   if not ok then
@@ -145,6 +159,35 @@ function M.open(ctx, options, config)
     if not reloaded then ctx.warn("the policies stay as they were: " .. status.line(why)) end
   end)
   return rt
+end
+
+local function in_use(id, whose, by)
+  status.fail(status.DEFERRED, ("sandbox %s of %s is in use by %s: try again later, or give another --thread")
+    :format(id, whose, by))
+end
+
+--- Makes sure that nobody else works in that sandbox, as long as the answer is not closed; otherwise exits with 75.
+--- Why: an acquire takes a sandbox over, whoever has it, and the newer owner's fence ends the commands of the older one.
+--- That is right for a user who moves from one host to another, and wrong for two shells that happen to run `exec`.
+---@param config table
+---@param id string
+---@param whose string   for the message
+---@return userdata? turn
+function M.sole_user(config, id, whose)
+  local normal = M.normalized(config)
+  if normal.backend ~= "process" then return nil end -- others do not say whether a sandbox is held
+  local turn, why = require("paddock.io").proc.open(normal.state_dir .. "/execs", "wc", 384) -- 0600
+  if not turn then
+    status.fail(status.CONFIG, ("the state directory %s cannot be used: %s"):format(normal.state_dir, why))
+  end
+  local at = 0
+  for i = 1, #id do at = (at * 31 + id:byte(i)) & 0x0fffffffffffffff end
+  if not turn:lock("w", at) then in_use(id, whose, "another paddock exec") end
+  local info = backend_of(config):inspect(id)
+  if info and info.held then
+    in_use(id, whose, info.owner and info.owner.pid and ("process %d"):format(info.owner.pid) or "another process")
+  end
+  return turn
 end
 
 --- The options that every command with a runtime takes.

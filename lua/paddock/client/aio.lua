@@ -334,6 +334,9 @@ local function read_exec(req, data, result)
     end
     result.exit_code = 128 + result.signal
   end
+  if data.oom == true and outcome ~= "hard_timeout" then
+    result.outcome = "oom"           -- paddock-guest has seen the kernel do it
+  end
   return result
 end
 

@@ -1,0 +1,260 @@
+--- The fence: the one path by which anything is stopped.
+local support = require "tests.support"
+
+local ALICE = { user = "alice", thread = "t1" }
+
+local function closes(world)
+  local doomed = 0
+  for _, client in ipairs(world.clients) do
+    if client.opts.own == false then doomed = doomed + 1 end
+  end
+  return world:count "client.close" - doomed
+end
+
+describe("destroy", function()
+  local world, rt, box
+  local function start(opts, world_opts)
+    world = support.world(world_opts)
+    rt = world:open(opts)
+    box = rt:acquire { user = "alice", thread = "t1", holder = false }
+  end
+  after_each(function() world:assert_quiet() end)
+
+  it("stops a clean, unheld sandbox once, with its metadata, and forgets it [M1]", function()
+    start()
+    local info
+    world.on.destroy = function(next, this, given, opts)
+      info = given
+      return next(this, given, opts)
+    end
+    assert.is_true(rt:destroy(box.id))
+    assert.equal(box.generation, info.generation)
+    assert.equal(1, world:count "destroy")
+    assert.equal(1, closes(world))
+    assert.is_nil(rt:inspect(box.id))
+    assert.is_nil(rt:inspect(ALICE))
+    assert.is_true(rt:destroy(box.id)) -- never there: absent is absent
+    assert.equal(1, world:count "destroy")
+  end)
+
+  it("passes claim, doom, stop, absence and clean-up in this order, under both fences [M1, M14, M15]", function()
+    start({ ownership = nil })
+    local order = {}
+    local function note(name)
+      world.on[name] = function(next, ...)
+        local seen = rt:inspect(box.id)
+        order[#order + 1] = name .. ":" .. tostring(seen.reserved) .. ":" .. tostring(seen.lease and seen.lease.state)
+        return next(...)
+      end
+    end
+    note "client.doom"
+    note "destroy"
+    note "inspect"
+    note "finish"
+    assert.is_true(rt:destroy(box.id))
+    assert.same({ "client.doom:true:del", "destroy:true:del", "inspect:true:del", "finish:true:del" }, order)
+  end)
+
+  it("journals before the stop where there is no guest to doom [M14]", function()
+    world = support.world { fenced = false }
+    rt = world:open { journal = world.journal }
+    box = rt:acquire { user = "alice", thread = "t1", holder = false }
+    local recorded
+    world.on.destroy = function(next, ...)
+      recorded = world.records[box.id] ~= nil
+      return next(...)
+    end
+    assert.is_true(rt:destroy(box.id))
+    assert.is_true(recorded)
+    assert.is_nil(world.records[box.id]) -- retired once it was confirmed absent
+  end)
+
+  it("warns when closing the client fails, and stops it all the same [M2]", function()
+    local records = {}
+    start { log = function(r) records[#records + 1] = r end }
+    world.on["client.close"] = function(next, this) next(this) error("cannot close", 0) end
+    assert.is_true(rt:destroy(box.id))
+    assert.equal(1, world:count "destroy")
+    local found
+    for _, r in ipairs(records) do found = found or (r.event == "client_close_failed" and r.reason == "destroy" and r) end
+    assert.is_table(found)
+    assert.equal(box.id, found.sandbox_id)
+  end)
+
+  it("is deferred while another teardown has it reserved [M3]", function()
+    start()
+    local inner, why
+    world.on.destroy = function(next, ...)
+      world.on.destroy = nil
+      inner = rt:inspect(box.id).reserved
+      why = rt:inspect(box.id).state
+      return next(...)
+    end
+    assert.is_true(rt:destroy(box.id))
+    assert.is_true(inner)
+    assert.equal("active", why)
+  end)
+
+  it("raises a failed stop, keeps the metadata, and stops the same generation at the next call [M4]", function()
+    start { journal = nil }
+    world:fail("destroy", 1, "engine is down")
+    local err = support.caught(rt.destroy, rt, box.id)
+    assert.equal("backend_error", err.kind)
+    assert.equal("stop", err.stage)
+    assert.matches("engine is down", err.message)
+    assert.equal("kept", world:state_of(box.id))
+    assert.equal(1, closes(world))
+    assert.is_nil(rt:get(box.id))
+    local second
+    world.on.destroy = function(next, this, info, opts) second = info.generation return next(this, info, opts) end
+    assert.is_true(rt:destroy(box.id))
+    assert.equal(box.generation, second)
+    assert.equal(2, world:count "destroy")
+    assert.equal(1, closes(world))
+    assert.is_nil(rt:inspect(box.id))
+  end)
+
+  it("never turns a failing stop into an answer [M5, B028]", function()
+    start()
+    for _, kind in ipairs { "backend_error", "timeout", "io_error" } do
+      world:fail("destroy", 1, { kind = kind, message = "no" })
+      assert.equal(kind, support.caught(rt.destroy, rt, box.id).kind)
+    end
+    assert.equal(3, world:count "destroy")
+    assert.equal(1, #world:running())
+  end)
+
+  it("leaves a newer generation alone [M6, M13]", function()
+    start()
+    world:fail("destroy", 1, "engine is down")
+    support.caught(rt.destroy, rt, box.id)
+    world:kill(box.generation)
+    local newer = world:add(box.id)
+    world.on.inspect = function(_, _, id) return world:info(world:container(id)) end
+    for _ = 1, 2 do
+      local done, why = rt:destroy(box.id)
+      assert.is_false(done)
+      assert.equal("replaced", why)
+    end
+    assert.equal(1, world:count "destroy")
+    assert.is_true(newer.running)
+    world.on.inspect = nil
+    newer.running = false
+  end)
+
+  it("says so when an accepted stop is no absence, and needs no second stop once it is gone [M11]", function()
+    start()
+    world.containers[box.generation].stubborn = true
+    local err = support.caught(rt.destroy, rt, box.id)
+    assert.equal("backend_error", err.kind)
+    assert.equal("still_present", err.reason)
+    world:kill(box.generation)
+    assert.is_true(rt:destroy(box.id))
+    assert.equal(1, world:count "destroy")
+  end)
+
+  it("stops nothing while a peer has the lease, or the store cannot answer [M14, B025]", function()
+    world = support.world()
+    rt = world:open { ownership = world.ownership }
+    box = rt:acquire { user = "alice", thread = "t1", holder = false }
+    local mine = world.leases[box.id]
+    world.leases[box.id] = { owner = "peer", state = "own", token = mine.token + 5 }
+    assert.is_false((rt:destroy(box.id)))
+    world.leases[box.id] = mine
+    world:fail("lease.claim_for_destroy", 1, "store down")
+    assert.is_false((rt:destroy(box.id)))
+    assert.equal(0, world:count "destroy")
+    assert.equal("active", world:state_of(box.id))
+    assert.is_false(rt:inspect(box.id).reserved)
+    assert.equal("ok\n", box:exec("echo ok").stdout)
+    assert.is_true(rt:destroy(box.id))
+    assert.is_nil(world.leases[box.id])
+  end)
+
+  it("stops nothing that a peer took meanwhile: the guest refuses the doom [M14, B051]", function()
+    start()
+    world.containers[box.generation].token = box.token + 1 -- a newer owner has fenced it
+    assert.is_false((rt:destroy(box.id)))
+    assert.equal(0, world:count "destroy")
+    assert.is_nil(rt:inspect(box.id)) -- it is the peer's now
+    world:kill(box.generation)
+  end)
+
+  it("keeps everything when the sandbox cannot be looked at before the retry [M4]", function()
+    start()
+    world:fail("destroy", 1, "engine is down")
+    support.caught(rt.destroy, rt, box.id)
+    world:fail("inspect", 1, "engine is down")
+    local err = support.caught(rt.destroy, rt, box.id)
+    assert.equal("inspect", err.stage)
+    assert.equal(1, world:count "destroy")
+    assert.is_true(rt:destroy(box.id))
+  end)
+
+  it("refuses ids that are none [M1]", function()
+    start()
+    for _, id in ipairs { "", "UPPER", "a/b", "..", ("x"):rep(64), "a\nb" } do
+      assert.equal("invalid_argument", support.caught(rt.destroy, rt, id).kind)
+    end
+  end)
+
+  it("is told apart in events: reasons and errors are not lost [M4]", function()
+    start()
+    local events = {}
+    rt:on("*", function(r) events[#events + 1] = r.event .. ":" .. tostring(r.reason) end)
+    world:fail("destroy", 1, "engine is down")
+    support.caught(rt.destroy, rt, box.id)
+    rt:destroy(box.id)
+    rt:dispatch()
+    assert.is_truthy(table.concat(events, " "):find("stop_failed:destroy", 1, true))
+    assert.is_truthy(table.concat(events, " "):find("destroyed:destroy", 1, true))
+  end)
+end)
+
+describe("acquire after a failed stop", function()
+  local world
+  before_each(function() world = support.world() end)
+  after_each(function() world:assert_quiet() end)
+
+  it("destroys it inline, once, and goes on to create [K15]", function()
+    local rt = world:open()
+    local box = rt:acquire { user = "alice", thread = "t1", holder = false }
+    world:fail("destroy", 1, "engine is down")
+    support.caught(rt.destroy, rt, box.id)
+    local fresh = rt:acquire(ALICE)
+    assert.equal("created", fresh.source)
+    assert.not_equal(box.generation, fresh.generation)
+    assert.equal(2, world:count "destroy")
+  end)
+
+  it("is deferred while the stop goes on failing [K16, B030]", function()
+    local rt = world:open()
+    local box = rt:acquire { user = "alice", thread = "t1", holder = false }
+    world:fail("destroy", 2, "engine is down")
+    support.caught(rt.destroy, rt, box.id)
+    local err = support.caught(rt.acquire, rt, ALICE)
+    assert.equal("replacement_deferred", err.kind)
+    assert.equal("quarantined", err.reason)
+    assert.equal(1, world:count "create")
+    assert.equal("created", rt:acquire(ALICE).source)
+  end)
+
+  it("takes a replacement generation that has appeared, and leaves the old stop at that [M7]", function()
+    local rt = world:open { journal = world.journal }
+    local box = rt:acquire { user = "alice", thread = "t1", holder = false }
+    world:fail("destroy", 1, "engine is down")
+    support.caught(rt.destroy, rt, box.id)
+    world:kill(box.generation)
+    local newer = world:add(box.id)
+    world.on.inspect = function(_, _, id) return world:info(world:container(id)) end
+    local fresh = rt:acquire(ALICE)
+    assert.equal("discovered", fresh.source)
+    assert.equal(newer.generation, fresh.generation)
+    assert.equal(1, world:count "destroy")
+    assert.is_false(rt:inspect(box.id).retry)
+    assert.is_truthy(rt:get(box.id, ALICE))
+    world.on.inspect = nil
+    fresh:release()
+    assert.equal("warm", rt:acquire(ALICE).source)
+  end)
+end)
