@@ -231,7 +231,7 @@ static int file_call(pdk_box *box, const char *method, const pdk_pack *args, pdk
     PDK_AUTO_ERROR own = PDK_NO_ERROR;
     if (pdk_box_begin(box, &client, err) < 0)
         return -1;
-    int rc = pdk_iface_call(client->object, method, args, out, pdk_limit_current(), PDK_E_BACKEND_ERROR, &own);
+    int rc = pdk_ask(box->rt, client->object, method, args, out, pdk_limit_current(), PDK_E_BACKEND_ERROR, &own);
     if (rc < 0) {
         pdk_error_set_stage(&own, method);
         pdk_error_set_id(&own, box->id);

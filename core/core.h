@@ -82,6 +82,9 @@ void pdk_emit(pdk_runtime *rt, pdk_log_level level, const char *event, const cha
 pdk_limit pdk_limit_for(const pdk_limit *outer, double timeout);
 
 /* ---- engine.c: the backend's functions, with their facts checked ---- */
+/* pdk_iface_call with this runtime's log in force. */
+int pdk_ask(pdk_runtime *rt, pdk_iface *f, const char *method, const pdk_pack *args, pdk_pack *out, const pdk_limit *limit,
+            pdk_error_kind otherwise, pdk_error *err);
 int pdk_engine_create(pdk_runtime *rt, pdk_view spec, const char *id, pdk_pack *info, pdk_error *err);
 int pdk_engine_destroy(pdk_runtime *rt, pdk_view info, bool full, pdk_error *err);
 /* 1 and what is there, 0 = certainly absent, -1 = unknown. info empty = ask by id alone. */

@@ -30,11 +30,20 @@ static int no_memory(pdk_error *err)
     return pdk_fail(err, PDK_E_NO_MEMORY, 0, "no memory to call the backend");
 }
 
+int pdk_ask(pdk_runtime *rt, pdk_iface *f, const char *method, const pdk_pack *args, pdk_pack *out, const pdk_limit *limit,
+            pdk_error_kind otherwise, pdk_error *err)
+{
+    pdk_log *outer = pdk_log_enter(rt->log);
+    int rc = pdk_iface_call(f, method, args, out, limit, otherwise, err);
+    pdk_log_enter(outer);
+    return rc;
+}
+
 static int call(pdk_runtime *rt, const char *method, const pdk_pack *args, pdk_pack *out, const char *stage, pdk_error *err)
 {
     if (args->failed)
         return no_memory(err);
-    if (pdk_iface_call(rt->backend, method, args, out, pdk_limit_current(), PDK_E_BACKEND_ERROR, err) < 0) {
+    if (pdk_ask(rt, rt->backend, method, args, out, pdk_limit_current(), PDK_E_BACKEND_ERROR, err) < 0) {
         pdk_error_set_stage(err, stage);
         return -1;
     }
@@ -214,7 +223,10 @@ int pdk_engine_connect(pdk_runtime *rt, pdk_view info, int64_t token, bool own, 
     pdk_end(&args, &opts);
     if (args.failed)
         return no_memory(err);
-    if (pdk_iface_make(rt->backend, "connect", &args, &object, pdk_limit_current(), PDK_E_BACKEND_ERROR, err) < 0) {
+    pdk_log *outer = pdk_log_enter(rt->log);
+    int rc = pdk_iface_make(rt->backend, "connect", &args, &object, pdk_limit_current(), PDK_E_BACKEND_ERROR, err);
+    pdk_log_enter(outer);
+    if (rc < 0) {
         pdk_error_set_stage(err, "acquire");
         return -1;
     }
@@ -229,13 +241,13 @@ void pdk_client_close(pdk_runtime *rt, pdk_client *c, const char *id, const char
     if (!atomic_exchange(&c->closed, true) && pdk_iface_has(c->object, "close")) {
         PDK_AUTO_PACK args = PDK_NO_PACK, out = PDK_NO_PACK;
         PDK_AUTO_ERROR err = PDK_NO_ERROR;
-        if (pdk_iface_call(c->object, "close", &args, &out, pdk_limit_current(), PDK_E_BACKEND_ERROR, &err) < 0)
+        if (pdk_ask(rt, c->object, "close", &args, &out, pdk_limit_current(), PDK_E_BACKEND_ERROR, &err) < 0)
             pdk_emit(rt, PDK_WARN, "client_close_failed", id, NULL, what, &err);
     }
     pdk_client_unref(c);
 }
 
-static int token_call(pdk_client *c, const char *method, int64_t expected, int64_t token, double seconds, pdk_error *err)
+static int token_call(pdk_runtime *rt, pdk_client *c, const char *method, int64_t expected, int64_t token, double seconds, pdk_error *err)
 {
     PDK_AUTO_PACK args = PDK_NO_PACK, out = PDK_NO_PACK;
     char text[24];
@@ -248,13 +260,12 @@ static int token_call(pdk_client *c, const char *method, int64_t expected, int64
     if (args.failed)
         return no_memory(err);
     pdk_limit limit = pdk_limit_for(pdk_limit_current(), seconds);
-    return pdk_iface_call(c->object, method, &args, &out, &limit, PDK_E_BACKEND_ERROR, err);
+    return pdk_ask(rt, c->object, method, &args, &out, &limit, PDK_E_BACKEND_ERROR, err);
 }
 
 int pdk_client_fence(pdk_runtime *rt, pdk_client *c, int64_t token, pdk_error *err)
 {
-    (void)rt;
-    int rc = token_call(c, "fence", -1, token, 10, err);
+    int rc = token_call(rt, c, "fence", -1, token, 10, err);
     if (rc < 0)
         pdk_error_set_stage(err, "acquire");
     return rc;
@@ -262,6 +273,5 @@ int pdk_client_fence(pdk_runtime *rt, pdk_client *c, int64_t token, pdk_error *e
 
 int pdk_client_doom(pdk_runtime *rt, pdk_client *c, int64_t expected, int64_t token, pdk_error *err)
 {
-    (void)rt;
-    return token_call(c, "doom", expected, token, 1, err);
+    return token_call(rt, c, "doom", expected, token, 1, err);
 }

@@ -71,7 +71,7 @@ static int session_call(run *r, const char *method, pdk_error *err)
     PDK_AUTO_PACK args = PDK_NO_PACK, out = PDK_NO_PACK;
     pdk_put_cstr(&args, plane_names[r->plane]);
     pdk_put_cstr(&args, r->session);
-    return pdk_iface_call(r->client->object, method, &args, &out, pdk_limit_current(), PDK_E_BACKEND_ERROR, err);
+    return pdk_ask(r->box->rt, r->client->object, method, &args, &out, pdk_limit_current(), PDK_E_BACKEND_ERROR, err);
 }
 
 static int begin_creation(run *r)
@@ -328,7 +328,7 @@ static int send_command(run *r)
     if (put_request(r, &args) < 0)
         return -1;
     pdk_ns before = pdk_now_monotonic();
-    int rc = pdk_iface_call(r->client->object, "exec", &args, &answer, pdk_limit_current(), PDK_E_OUTCOME_UNKNOWN, &err);
+    int rc = pdk_ask(r->box->rt, r->client->object, "exec", &args, &answer, pdk_limit_current(), PDK_E_OUTCOME_UNKNOWN, &err);
     if (rc < 0 && definite(&err)) {
         if (err.kind == PDK_E_LOST)
             pdk_box_mark_lost(r->box);

@@ -1,9 +1,11 @@
 /* journal.h -- quarantine: generations that must never serve again, until they are confirmed absent.
  *
- * In memory (this runtime's life only), or a table of Lua functions: record(self, id, generation, why), has(self, id,
- * generation) -> true|false, retire(self, id, generation), with generation nil = unknown. An error is never read as "no record".
- * A record of an unknown generation fences every generation of its id; an unknown generation matches any record of the id.
- * Threads: any. May wait for I/O.
+ * One interface, several forms: in memory (journal.c; this runtime's life only) and a table of Lua functions (journal.c; tests):
+ * record(self, id, generation, why), has(self, id, generation) -> true|false, retire(self, id, generation), list(self) -> list of
+ * { sandbox_id, generation, why }; generation nil = unknown. A form fills a pdk_journal_ops.
+ *
+ * An error is never read as "no record". A record of an unknown generation fences every generation of its id; an unknown
+ * generation matches any record of the id.  Threads: any.  May wait for I/O.
  */
 #ifndef PDK_JOURNAL_H
 #define PDK_JOURNAL_H
@@ -12,11 +14,26 @@
 
 typedef struct pdk_journal pdk_journal;
 
+/* generation NULL = unknown. */
+typedef struct pdk_journal_ops {
+    const char *type;
+    int (*record)(void *self, const char *id, const char *generation, const char *why, pdk_error *err);
+    int (*has)(void *self, const char *id, const char *generation, pdk_error *err);
+    int (*retire)(void *self, const char *id, const char *generation, pdk_error *err);
+    int (*list)(void *self, pdk_pack *out, pdk_error *err); /* appends a list of maps; or NULL */
+    void (*free)(void *self);
+} pdk_journal_ops;
+pdk_journal *pdk_journal_new(const pdk_journal_ops *ops, void *self, pdk_error *err); /* NULL = no memory; self is freed */
+
 pdk_journal *pdk_journal_memory(pdk_error *err);
 pdk_journal *pdk_journal_table(pdk_iface *table, pdk_error *err); /* takes table */
 void pdk_journal_free(pdk_journal *j);
+const char *pdk_journal_type(const pdk_journal *j);
+int pdk_journal_list(pdk_journal *j, pdk_pack *out, pdk_error *err);
+/* Durable when it answers 0; recording twice is one record. */
 int pdk_journal_record(pdk_journal *j, const char *id, const char *generation, const char *why, pdk_error *err);
 int pdk_journal_has(pdk_journal *j, const char *id, const char *generation, pdk_error *err); /* 1, 0, -1 */
+/* Of that generation; an unknown one that was proven absent was all that there was under the id: then all records of it. */
 int pdk_journal_retire(pdk_journal *j, const char *id, const char *generation, pdk_error *err);
 
 #endif

@@ -206,7 +206,7 @@ void pdk_kv_view(pdk_pack *p, pdk_mark *m, const char *k, pdk_view v)
 
 /* Length of the value that begins at p, or 0 when it is damaged. A table's own length is believed as far as there is
  * room: what is inside is looked at when it is read, within that room. */
-static size_t value_len(const unsigned char *p, size_t room)
+static inline size_t value_len(const unsigned char *p, size_t room)
 {
     uint32_t n;
     if (room == 0)

@@ -195,10 +195,12 @@ int pdk_policy_ask(pdk_policies *p, const pdk_question *q, pdk_error *err)
     c.loaded_ref = LUA_NOREF;
     c.folder = NULL;
     c.log_lines = 0;
-    c.now = PDK_NO_PACK;
+    c.now = c.differs = PDK_NO_PACK;
+    c.differs_known = false;
     c.wrong[0] = '\0';
     hook_entry e = { .c = &c, .err = err };
     int rc = pdk_script_enter_bare(p->script, enter_hook, &e, err);
     pdk_pack_free(&c.now);
+    pdk_pack_free(&c.differs);
     return rc;
 }

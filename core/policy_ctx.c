@@ -21,7 +21,7 @@ typedef struct view {
     const void *mark; /* &view_mark */
     uint64_t serial; /* of the call */
     pdk_view v;
-    bool root;       /* has config and now besides */
+    bool root;       /* has config, now and differs besides */
     lua_Integer at;  /* list: the item that was read last, */
     size_t cursor;   /* and where the one behind it begins: reading on is cheap */
 } view;
@@ -91,6 +91,62 @@ static pdk_view now_view(pdk_policy_call *c)
     return pdk_view_of(&c->now);
 }
 
+static bool same_value(pdk_view a, pdk_view b)
+{
+    double x, y;
+    return pdk_view_num(a, &x) && pdk_view_num(b, &y) ? x == y : pdk_view_equal(a, b);
+}
+
+/* Notes one difference. The map begins with the first: mostly there is none, and then no memory is needed. */
+static void note(pdk_pack *out, pdk_mark *m, const char *key, size_t len, const char *how)
+{
+    if (out->len == 0)
+        *m = pdk_begin_map(out);
+    pdk_put_str(out, key, len);
+    pdk_put_cstr(out, how);
+    m->count++;
+}
+
+static void find_differences(pdk_view ctx, pdk_pack *out)
+{
+    static const char *const plain[] = { "image", "network" };
+    pdk_view want = pdk_view_get(ctx, "requirements"), have = pdk_view_get(ctx, "attestation");
+    pdk_mark m = { 0 };
+    for (size_t i = 0; i < sizeof plain / sizeof plain[0]; i++) {
+        pdk_view wanted = pdk_view_get(want, plain[i]);
+        pdk_view found = pdk_view_is_nil(wanted) ? wanted : pdk_view_get(have, plain[i]);
+        if (!pdk_view_is_nil(found) && !same_value(wanted, found))
+            note(out, &m, plain[i], strlen(plain[i]), "differs");
+    }
+    pdk_view require = pdk_view_get(want, "require"), k, wanted;
+    size_t cursor = 0, len;
+    while (pdk_view_next(require, &cursor, &k, &wanted)) {
+        const char *key = pdk_view_str(k, &len);
+        if (key == NULL)
+            continue; /* resolve's answers have none */
+        pdk_view found = pdk_view_get_n(have, key, len);
+        if (pdk_view_is_nil(found))
+            found = pdk_view_get_n(pdk_view_get(ctx, "capability"), key, len);
+        if (pdk_view_is_nil(found) || !same_value(wanted, found))
+            note(out, &m, key, len, pdk_view_is_nil(found) ? "unattested" : "differs");
+    }
+    if (out->len > 0)
+        pdk_end(out, &m);
+}
+
+/* ctx.differs of reuse.decide: nil, or a map from what is required and not known to hold to "differs" or "unattested".
+ * In C because nearly every decision begins with it, at each acquire, and by hand it takes a script five times as long.
+ * An image or a network that a sandbox does not attest is taken to be right; `require` wants evidence. */
+static pdk_view differs_view(lua_State *L, pdk_policy_call *c)
+{
+    if (!c->differs_known)
+        find_differences(c->ask->ctx, &c->differs);
+    c->differs_known = true;
+    if (c->differs.failed)
+        luaL_error(L, "not enough memory to compare"); /* and not: no difference */
+    return pdk_view_of(&c->differs);
+}
+
 static pdk_view extra(lua_State *L, const view *u, const char *key)
 {
     pdk_policy_call *c = pdk_budget_of(L)->call;
@@ -100,6 +156,8 @@ static pdk_view extra(lua_State *L, const view *u, const char *key)
         return pdk_view_of(&c->p->config);
     if (strcmp(key, "now") == 0)
         return now_view(c);
+    if (c->ask->hook == PDK_HOOK_DECIDE && strcmp(key, "differs") == 0)
+        return differs_view(L, c);
     return PDK_NO_VIEW;
 }
 
@@ -189,7 +247,7 @@ static int view_tostring(lua_State *L)
 typedef struct walk {
     size_t cursor;
     lua_Integer i; /* list: the last index */
-    int extras;    /* root: how many of config and now have been given */
+    int extras;    /* root: how many of config, now and differs have been given */
 } walk;
 
 /* Pushes the next key and value; false and nothing at the end. */
@@ -208,8 +266,8 @@ static bool walk_on(lua_State *L, const view *u, walk *w)
         push_value(L, u, v);
         return true;
     }
-    static const char *const names[] = { "config", "now" };
-    while (u->root && w->extras < 2) {
+    static const char *const names[] = { "config", "now", "differs" };
+    while (u->root && w->extras < 3) {
         const char *name = names[w->extras++];
         if (!pdk_view_is_nil(pdk_view_get(u->v, name)))
             continue;

@@ -96,7 +96,8 @@ struct pdk_policy_call { /* lives on a C stack for one call of a hook, or one lo
     int log_lines;
     int loaded_ref;                 /* of a load: table of what policy.require has loaded; else LUA_NOREF */
     const pdk_policy_folder *folder; /* of a load: for policy.require */
-    pdk_pack now;                   /* ctx.now, made at the first look */
+    pdk_pack now, differs;          /* ctx.now and ctx.differs, made at the first look */
+    bool differs_known;
     pdk_budget budget;
     pdk_place place;                /* of the error that ended it */
     char wrong[240];                /* set by read or check: what is wrong with the answer */

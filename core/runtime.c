@@ -4,6 +4,7 @@
  * registry, never across I/O or Lua.
  */
 #include "core.h"
+#include "http.h"
 #include "proc.h"
 
 #include <fcntl.h>
@@ -185,6 +186,8 @@ static int open_backend(pdk_runtime *rt, pdk_error *err)
 
 /* ---- open ---- */
 
+static atomic_int open_runtimes; /* of this process: the last one to go closes the idle connections */
+
 static pdk_clock_type clock_type(pdk_view options)
 {
     const char *name = pdk_info_str(options, "clock");
@@ -226,6 +229,7 @@ static pdk_runtime *runtime_new(const pdk_open_spec *spec)
     unsigned char raw[12];
     if (rt == NULL)
         return NULL;
+    atomic_fetch_add(&open_runtimes, 1);
     rt->record_fd = -1;
     rt->pid = getpid();
     rt->script = pdk_script_retain(spec->script);
@@ -468,6 +472,8 @@ void pdk_runtime_free(pdk_runtime *rt)
     pdk_config_free(&rt->config);
     pdk_pack_free(&rt->policy_base);
     pdk_script_release(rt->script);
+    if (atomic_fetch_sub(&open_runtimes, 1) == 1)
+        pdk_http_close_idle();
     pdk_cond_destroy(&rt->wake);
     pdk_mutex_destroy(&rt->lock);
     free(rt);

@@ -29,6 +29,7 @@ typedef struct guest_conn {
     bool keep;               /* the connection serves another request afterwards */
     bool broken;             /* the client is gone, or must go */
     bool paused, full, contact, dirty, progress, expects_100, eof;
+    uint64_t token;          /* the last valid one, when `contact` */
     /* head: the target, then names and values, each with its NUL */
     char *head;
     size_t head_len, head_cap;

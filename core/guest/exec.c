@@ -609,6 +609,8 @@ static void on_kill(guest_timer *t)
     kill_rounds++;
     if (left)
         guest_timer_in(t, kill_rounds < 20 ? 0.002 : kill_rounds < 100 ? 0.02 : 0.5, on_kill, NULL);
+    else
+        guest_cmds_changed(); /* also the strays are gone */
 }
 
 static void kill_soon(void)

@@ -219,8 +219,6 @@ char *guest_read_all(const char *path, size_t max, size_t *len, struct stat *st,
 
 /* ---- wanted by aio ----
  * 1 setting token_required=0 (default 1): no request but /v1/paddock/fence and doom needs X-Paddock-Token then; a request
- *   without one has req->token = guest_token(). For a guest that is used as a stand-alone AIO server.
- * 2 aio_route is also called for GET /v1/sandbox, /v1/shell/..., /v1/bash/..., /v1/file/...; a body larger than
- *   GUEST_BODY_MAX is 413 unless aio_begin streams it (only POST /v1/file/upload does). */
+ *   without one has req->token = guest_token(). For a guest that is used as a stand-alone AIO server. */
 
 #endif

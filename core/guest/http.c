@@ -34,13 +34,14 @@ unsigned guest_http_contacts(void)
 {
     unsigned n = 0;
     for (const guest_conn *c = conns; c != NULL; c = c->next)
-        n += c->contact;
+        n += c->contact && !guest_doomed() && c->token >= guest_token(); /* an owner of before counts no more */
     return n;
 }
 
 void guest_http_mark_contact(guest_req *req)
 {
     conn_of(req)->contact = true;
+    conn_of(req)->token = req->token;
 }
 
 void guest_conn_touch(guest_conn *c)
@@ -374,7 +375,7 @@ static void conn_free(guest_conn *c)
     guest_watch_close(&c->w);
     if (c->file >= 0)
         close(c->file);
-    bool contact = c->contact;
+    bool contact = c->contact && c->token >= guest_token();
     request_clear(c);
     guest_conn_out_free(c);
     free(c->rest);

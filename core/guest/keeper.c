@@ -26,9 +26,11 @@ typedef struct job_result { /* shared with the vforked child, which has our memo
 
 static void signals_default(void)
 {
-    struct sigaction dfl = { .sa_handler = SIG_DFL };
+    /* All zeroes is SIG_DFL whatever the kernel's layout; the C library's sigaction refuses the two signals that it keeps
+     * for itself, which the program above us may have set to be ignored. */
+    static const unsigned long dfl[8];
     for (int sig = 1; sig < NSIG; sig++)
-        sigaction(sig, &dfl, NULL);
+        syscall(SYS_rt_sigaction, sig, dfl, NULL, (size_t)8);
     sigset_t none;
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);

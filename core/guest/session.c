@@ -18,6 +18,7 @@
 #include <unistd.h>
 
 #define GRACE 0.05
+#define ID_MAX 128
 
 typedef struct turn {
     guest_run *run;
@@ -32,7 +33,7 @@ typedef struct turn {
 
 typedef struct guest_session {
     struct guest_session *next;
-    char id[72];
+    char id[ID_MAX + 1];
     bool closing, had_shell, busy;
     guest_cmd *shell;
     guest_run *queue;
@@ -281,7 +282,8 @@ static void on_status_line(guest_session *s, const char *line)
         if (!s->t.begun) { /* its pipes' names were taken away: it cannot go on like that */
             end.failed = true;
             guest_fail(&end.fault, 503, "session_broken", 0, "the session's pipes were removed; it starts afresh");
-            guest_cmd_kill(s->shell, GUEST_KILL_CANCELLED);
+            if (s->shell != NULL)
+                guest_cmd_kill(s->shell, GUEST_KILL_CANCELLED);
         } else if (s->shell != NULL) {
             guest_cmd_limit(s->shell, 0);
         }
@@ -607,8 +609,13 @@ static guest_session *session_make(const char *id, guest_fault *f)
     for (guest_session *s = sessions; s != NULL; s = s->next)
         n += !s->closing;
     size_t len = strlen(id);
-    if (len < 1 || len > 64 || strspn(id, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-") != len)
-        guest_fail(f, 422, "invalid_argument", 0, "a session id is 1 to 64 of A-Z a-z 0-9 . _ -");
+    json_t *text = json_stringn(id, len); /* NULL when it is no UTF-8: then it could not be named in an answer */
+    bool good = text != NULL && len >= 1 && len <= ID_MAX;
+    for (const char *p = id; *p != '\0'; p++)
+        good = good && (unsigned char)*p >= ' ' && *p != 127;
+    json_decref(text);
+    if (!good)
+        guest_fail(f, 422, "invalid_argument", 0, "a session id is 1 to %d bytes of UTF-8 without control characters", ID_MAX);
     else if (n >= guest_conf.max_sessions)
         guest_fail(f, 429, "session_limit", 0, "there are %u sessions, and no more are allowed", n);
     else {

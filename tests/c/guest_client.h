@@ -90,6 +90,7 @@ static void guest_child(const guest *g, const int fds[4], const char *prefix)
     dup2(null, 1);
     if (null > 6) close(null);
     prctl(PR_SET_PDEATHSIG, SIGKILL);
+    signal(SIGPIPE, SIG_DFL);
     if (g->namespaced)
         execlp("bwrap", "bwrap", "--unshare-all", "--as-pid-1", "--ro-bind", "/", "/", "--tmpfs", "/tmp", "--proc", "/proc",
                "--dev", "/dev", "--bind", g->work, "/tmp/work", "--ro-bind", guest_binary(), "/tmp/guest", "--chdir", "/",
@@ -131,7 +132,9 @@ static bool guest_launch(guest *g, const char *extra, const char *prefix)
     if (g->pid == 0) guest_child(g, fds, prefix);
     for (int i = 0; i < 4; i++) close(fds[i]);
     g->start_pipe = start[1];
-    return g->pid > 0 && write(g->start_pipe, "g", 1) == 1;
+    signal(SIGPIPE, SIG_IGN);
+    ssize_t told = write(g->start_pipe, "g", 1); /* fails when it has ended already, as bad settings make it */
+    return g->pid > 0 && (told == 1 || errno == EPIPE);
 }
 
 /* Whether the guest has ended, waiting for up to `seconds`; *status as waitpid. */
