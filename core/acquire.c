@@ -80,6 +80,19 @@ static bool still_warm(const pdk_entry *e, void *ctx)
     return e->state == PDK_WARM;
 }
 
+/* A teardown on the way failed: what that means for the acquire. Unknown facts stay the errors that they are. */
+static found explain_failure(acq *a)
+{
+    pdk_error *e = a->err;
+    if (e->kind != PDK_E_BACKEND_ERROR)
+        return FAILED;
+    if (strcmp(e->reason, "still_present") == 0)
+        pdk_error_become(e, PDK_E_REPLACEMENT_DEFERRED, "still_present", "sandbox %s cannot be replaced yet", a->id);
+    else if (strcmp(e->stage, "stop") == 0)
+        pdk_error_become(e, PDK_E_REPLACEMENT_DEFERRED, "quarantined", "sandbox %s could not be stopped", a->id);
+    return FAILED;
+}
+
 /* Tears the candidate down so that the acquire can go on: NOTHING, or FAILED with why it cannot be replaced now. */
 static found replace(acq *a, const candidate *c, const char *reason, bool dead, const char *holders_reason)
 {
@@ -104,12 +117,7 @@ static found replace(acq *a, const candidate *c, const char *reason, bool dead, 
     case PDK_TD_ERROR:
         break;
     }
-    if (a->err != NULL && a->err->kind == PDK_E_BACKEND_ERROR && strcmp(a->err->reason, "still_present") == 0)
-        pdk_error_become(a->err, PDK_E_REPLACEMENT_DEFERRED, "still_present", "sandbox %s cannot be replaced yet", a->id);
-    else if (a->err != NULL && a->err->kind == PDK_E_BACKEND_ERROR && strcmp(a->err->stage, "inspect") != 0 &&
-             strcmp(a->err->stage, "finish") != 0)
-        pdk_error_become(a->err, PDK_E_REPLACEMENT_DEFERRED, "quarantined", "sandbox %s could not be stopped", a->id);
-    return FAILED;
+    return explain_failure(a);
 }
 
 /* ---- the reuse policy ---- */
@@ -284,7 +292,7 @@ static found hand_out_active(pdk_runtime *rt, acq *a, pdk_entry *e) PDK_REQUIRES
 static bool lease_good(pdk_runtime *rt, const pdk_entry *e)
 {
     pdk_ns margin = pdk_seconds(rt->config.ttl) / 10;
-    return e->lease_until > 0 && pdk_clock_now(rt->clock) < e->lease_until - margin;
+    return e->lease_until > 0 && pdk_lease_now(rt) < e->lease_until - margin;
 }
 
 /* Publishes ownership: intent, take, epoch. 1 = ours (*token, *epoch), 0 = a peer is destroying it, -1 = error. On 1 the
@@ -303,7 +311,7 @@ static int publish(acq *a, int64_t floor, int64_t *token, uint64_t *epoch, bool 
             return being_destroyed(a);
         }
         e->intents++;
-        before = pdk_clock_now(rt->clock);
+        before = pdk_lease_now(rt);
     }
     int rc = pdk_lease_take(rt->lease, a->id, floor, token, a->err);
     PDK_GUARD(rt->pool.registry);
@@ -484,11 +492,11 @@ static found republish(acq *a, const candidate *c)
         return NOTHING;
     }
     found ok = client == NULL ? NOTHING : FOUND;
-    if (ok == FOUND && changed) {
+    if (ok == FOUND) { /* after a lapse the journal is read again */
         int quarantined = pdk_journal_has(rt->journal, a->id, pdk_info_str(pdk_view_of(&c->info), "generation"), a->err);
         if (quarantined != 0)
             ok = quarantined < 0 ? FAILED : deferred(a, "quarantined", "it is quarantined");
-        else if (rt->fenced && pdk_client_fence(rt, client, token, a->err) < 0)
+        else if (changed && rt->fenced && pdk_client_fence(rt, client, token, a->err) < 0)
             ok = FAILED;
     }
     pdk_client_unref(client);
@@ -587,23 +595,47 @@ static found retry_kept(acq *a)
 {
     pdk_runtime *rt = a->rt;
     AUTO_CANDIDATE c = { .source = "kept" };
+    bool reserved;
     {
         PDK_GUARD(rt->pool.registry);
         pdk_entry *e = pdk_pool_find(&rt->pool, a->id);
         if (e == NULL)
             return NOTHING;
-        if (e->reserved != 0)
-            return being_destroyed(a);
-        if (e->state == PDK_ABSENT)
-            return NOTHING;
         if (e->has_identity && !a->anonymous && !pdk_entry_is(e, &a->who))
             return collision(a);
-        if (!e->retry)
+        reserved = e->reserved != 0;
+        if (!reserved && (e->state == PDK_ABSENT || !e->retry))
             return NOTHING;
         if (!snapshot(rt, e, &c))
             return no_memory(a);
     }
-    return examine(a, &c);
+    if (!reserved)
+        return examine(a, &c);
+    int quarantined = c.retry || c.dirty ? 1 : pdk_journal_has(rt->journal, a->id, NULL, a->err);
+    if (quarantined < 0)
+        return FAILED;
+    return quarantined ? deferred(a, "teardown_refused", "another teardown is at work on it") : being_destroyed(a);
+}
+
+/* Records of generations that nothing here tracks and nothing has discovered: proven absent, or stopped, before another one is
+ * made under the id. The sandbox may be there without an endpoint. */
+static found retire_records(acq *a)
+{
+    pdk_runtime *rt = a->rt;
+    if (a->anonymous)
+        return NOTHING;
+    for (int round = 0; round < 3; round++) {
+        int recorded = pdk_journal_has(rt->journal, a->id, NULL, a->err);
+        if (recorded <= 0)
+            return recorded < 0 ? FAILED : NOTHING;
+        pdk_teardown td = { .id = a->id, .reason = "quarantined", .retire = true, .dirty = true, .full = true };
+        pdk_teardown_result r = pdk_fence_teardown(rt, &td, a->err);
+        if (r == PDK_TD_ERROR)
+            return explain_failure(a);
+        if (r == PDK_TD_REFUSED && strcmp(td.why, "taken") != 0)
+            return deferred(a, "teardown_refused", "its teardown was refused");
+    }
+    return NOTHING;
 }
 
 static found discover(acq *a)
@@ -626,8 +658,9 @@ static found discover(acq *a)
     }
     const char *gen = pdk_info_str(info, "generation");
     int quarantined = pdk_journal_has(rt->journal, a->id, gen, a->err);
-    if (quarantined != 0)
-        return quarantined < 0 ? FAILED : deferred(a, "quarantined", "it is quarantined");
+    if (quarantined < 0)
+        return FAILED;
+    c.retry = quarantined == 1; /* it is stopped under both fences, or the acquire is deferred */
     found ok = examine(a, &c);
     int64_t fenced_with = 0;
     if (ok == FOUND)
@@ -752,7 +785,8 @@ static found in_turn(acq *a)
         if ((ok = reuse_active(a)) != NOTHING || (ok = reclaim_warm(a)) != NOTHING)
             return ok;
     }
-    if ((ok = retry_kept(a)) != NOTHING || (ok = discover(a)) != NOTHING)
+    if ((ok = retry_kept(a)) != NOTHING || (ok = discover(a)) != NOTHING ||
+        (ok = retire_records(a)) != NOTHING)
         return ok;
     return create(a);
 }

@@ -12,7 +12,7 @@
 #include <string.h>
 
 #define BYTES_PER_UNIT 64 /* what copying or looking at a byte costs, in instructions */
-#define MOST_ITEMS (1 << 20)
+#define MOST_ITEMS     (1 << 20)
 
 /* Upvalue 1 of each wrapper is Lua's own function, which has no upvalues itself, so it can run in the wrapper's frame. */
 static int original(lua_State *L)
@@ -166,26 +166,40 @@ static int table_sort(lua_State *L)
 /* ---- the tables ---- */
 
 static const pdk_bounded_function string_functions[] = {
-    { "byte", pdk_charged },   { "char", pdk_charged },        { "find", pdk_pattern_find }, { "format", pdk_charged },
-    { "len", NULL },       { "gmatch", pdk_pattern_gmatch }, { "gsub", pdk_pattern_gsub }, { "lower", pdk_charged },
-    { "match", pdk_pattern_match }, { "pack", pdk_charged }, { "packsize", pdk_charged },    { "rep", string_rep },
-    { "reverse", pdk_charged }, { "sub", NULL },           { "unpack", pdk_charged },        { "upper", pdk_charged },
+    { "byte", pdk_charged },
+    { "char", pdk_charged },
+    { "find", pdk_pattern_find },
+    { "format", pdk_charged },
+    { "len", NULL },
+    { "gmatch", pdk_pattern_gmatch },
+    { "gsub", pdk_pattern_gsub },
+    { "lower", pdk_charged },
+    { "match", pdk_pattern_match },
+    { "pack", pdk_charged },
+    { "packsize", pdk_charged },
+    { "rep", string_rep },
+    { "reverse", pdk_charged },
+    { "sub", NULL },
+    { "unpack", pdk_charged },
+    { "upper", pdk_charged },
     { NULL, NULL },
 };
 static const pdk_bounded_function table_functions[] = {
-    { "concat", table_concat }, { "insert", table_shift }, { "move", table_move }, { "pack", NULL },
+    { "concat", table_concat }, { "insert", table_shift }, { "move", table_move },     { "pack", NULL },
     { "remove", table_shift },  { "sort", table_sort },    { "unpack", table_unpack }, { NULL, NULL },
 };
 static const pdk_bounded_function utf8_functions[] = {
-    { "char", pdk_charged }, { "charpattern", NULL }, { "codepoint", pdk_charged }, { "codes", pdk_charged },
-    { "len", pdk_charged },  { "offset", pdk_charged },   { NULL, NULL },
+    { "char", pdk_charged },  { "charpattern", NULL }, { "codepoint", pdk_charged },
+    { "codes", pdk_charged }, { "len", pdk_charged },  { "offset", pdk_charged },
+    { NULL, NULL },
 };
 static const pdk_bounded_function math_functions[] = {
-    { "abs", NULL },   { "ceil", NULL },  { "cos", NULL },   { "deg", NULL },        { "exp", NULL }, { "floor", NULL },
-    { "fmod", NULL },  { "huge", NULL },  { "log", NULL },   { "max", NULL },        { "maxinteger", NULL },
-    { "min", NULL },   { "mininteger", NULL }, { "modf", NULL }, { "pi", NULL },     { "rad", NULL }, { "sin", NULL },
-    { "sqrt", NULL },  { "tan", NULL },   { "tointeger", NULL }, { "type", NULL },   { "ult", NULL }, { "acos", NULL },
-    { "asin", NULL },  { "atan", NULL },  { NULL, NULL },
+    { "abs", NULL },        { "ceil", NULL }, { "cos", NULL },        { "deg", NULL },  { "exp", NULL },
+    { "floor", NULL },      { "fmod", NULL }, { "huge", NULL },       { "log", NULL },  { "max", NULL },
+    { "maxinteger", NULL }, { "min", NULL },  { "mininteger", NULL }, { "modf", NULL }, { "pi", NULL },
+    { "rad", NULL },        { "sin", NULL },  { "sqrt", NULL },       { "tan", NULL },  { "tointeger", NULL },
+    { "type", NULL },       { "ult", NULL },  { "acos", NULL },       { "asin", NULL }, { "atan", NULL },
+    { NULL, NULL },
 };
 
 /* Copies made before any other code ran: what the host's side later does to its `string` table stays out of policies. */

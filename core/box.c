@@ -148,7 +148,7 @@ static int check_grip(pdk_runtime *rt, pdk_box *box, pdk_entry *e, pdk_error *er
     }
     if (box->token != e->token)
         return lost(box, "its ownership has changed", err);
-    if (!rt->fenced && e->lease_until != 0 && pdk_clock_now(rt->clock) >= e->lease_until)
+    if (!rt->fenced && e->lease_until != 0 && pdk_lease_now(rt) >= e->lease_until - pdk_seconds(rt->config.ttl) / 10)
         return lost(box, "its lease ran out before it was renewed", err);
     return 0;
 }

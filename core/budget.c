@@ -9,11 +9,11 @@
 #include <stdio.h>
 #include <string.h>
 
-#define STEP 250                    /* instructions between two looks; a long one (1 MB compared) takes some 50 us */
-#define CLOCK_UNITS 1000            /* units charged by C functions between two readings */
-#define CLOCK_BYTES ((size_t)1 << 20) /* bytes asked for between two readings */
-#define GRACE ((size_t)64 << 10)    /* bytes beyond the ceiling, for the error that ends the call */
-#define REFUSALS 4                  /* each costs a full collection */
+#define STEP        250                /* instructions between two looks; a long one (1 MB compared) takes some 50 us */
+#define CLOCK_UNITS 1000               /* units charged by C functions between two readings */
+#define CLOCK_BYTES ((size_t)1 << 20)  /* bytes asked for between two readings */
+#define GRACE       ((size_t)64 << 10) /* bytes beyond the ceiling, for the error that ends the call */
+#define REFUSALS    4                  /* each costs a full collection */
 
 bool pdk_place_of(lua_State *L, int level, pdk_place *out)
 {

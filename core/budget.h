@@ -15,11 +15,11 @@
 typedef enum pdk_over { PDK_WITHIN, PDK_OVER_INSTRUCTIONS, PDK_OVER_TIME, PDK_OVER_MEMORY } pdk_over;
 
 typedef struct pdk_allowance { /* what a budget begins with */
-    int64_t units;  /* instructions, and their like in C functions */
-    pdk_ns cpu;     /* processor time of this thread: a loaded machine is no fault of the script */
-    pdk_ns wall;    /* a ceiling for machines whose processor clock stands still */
-    size_t memory;  /* bytes by which the universe may grow */
-    size_t largest; /* bytes of one block: also bounds what one instruction can take (comparing two strings) */
+    int64_t units;             /* instructions, and their like in C functions */
+    pdk_ns cpu;                /* processor time of this thread: a loaded machine is no fault of the script */
+    pdk_ns wall;               /* a ceiling for machines whose processor clock stands still */
+    size_t memory;             /* bytes by which the universe may grow */
+    size_t largest;            /* bytes of one block: also bounds what one instruction can take (comparing two strings) */
 } pdk_allowance;
 
 #ifdef PDK_CHECKS /* sanitizers make code some ten times as slow */
@@ -37,18 +37,18 @@ typedef struct pdk_place { /* where in a script */
 typedef struct pdk_budget {
     const pdk_allowance *allowed;
     lua_State *L;
-    uint64_t serial;        /* of this arming, in this universe */
-    int64_t units;          /* left */
-    int64_t until_clock;    /* units until the clock is read again */
-    pdk_ns wall_from;       /* 0 = not read yet: short calls never read a clock, */
-    pdk_ns cpu_from;        /* and this one, which costs a system call, only those that took half of the limit */
-    size_t ceiling;         /* bytes of the universe */
-    size_t asked;           /* bytes since the clock was read */
-    size_t refused;         /* the size that was refused last, or 0 */
+    uint64_t serial;     /* of this arming, in this universe */
+    int64_t units;       /* left */
+    int64_t until_clock; /* units until the clock is read again */
+    pdk_ns wall_from;    /* 0 = not read yet: short calls never read a clock, */
+    pdk_ns cpu_from;     /* and this one, which costs a system call, only those that took half of the limit */
+    size_t ceiling;      /* bytes of the universe */
+    size_t asked;        /* bytes since the clock was read */
+    size_t refused;      /* the size that was refused last, or 0 */
     int refusals;
     pdk_over over;
-    pdk_place place;        /* of the overrun */
-    void *call;             /* whatever the caller of arm wants to find again */
+    pdk_place place; /* of the overrun */
+    void *call;      /* whatever the caller of arm wants to find again */
 } pdk_budget;
 
 /* Arms `b` in L's universe, for what runs on L. Both under the Lua mutex, both never raise. */

@@ -53,6 +53,8 @@ struct pdk_runtime {
     int calls;              /* in flight */
     bool reaper_runs, renewer_runs;       /* not through yet */
     bool reaper_started, renewer_started; /* to be joined */
+    struct pdk_orphan *orphans;          /* unowned sandboxes seen by reconcile, since when; reconcile's own */
+    bool reconciling;                    /* one reconcile at a time */
     pdk_thread reaper, renewer;
     pdk_ns next_reap, next_renew; /* runtime clock; for tick */
     pdk_sink sinks[8];
@@ -61,15 +63,19 @@ struct pdk_runtime {
 
 /* Brackets a public call: -1 and `closed` after shutdown and in a forked child. */
 int pdk_call_enter(pdk_runtime *rt, pdk_error *err);
+/* The same for calls that only look: also while a shutdown is under way. */
+int pdk_look_enter(pdk_runtime *rt, pdk_error *err);
 void pdk_call_leave(pdk_runtime *rt);
 static inline void pdk_call_leave_auto(pdk_runtime **rt)
 {
     if (*rt != NULL)
         pdk_call_leave(*rt);
 }
-#define PDK_CALL(rt, err, failed)                                                                            \
+#define PDK_CALL(rt, err, failed) PDK_CALL_BY(pdk_call_enter, rt, err, failed)
+#define PDK_LOOK(rt, err, failed) PDK_CALL_BY(pdk_look_enter, rt, err, failed)
+#define PDK_CALL_BY(enter, rt, err, failed)                                                                  \
     __attribute__((cleanup(pdk_call_leave_auto))) pdk_runtime *pdk_call_rt = NULL;                           \
-    if (pdk_call_enter((rt), (err)) < 0)                                                                     \
+    if (enter((rt), (err)) < 0)                                                                              \
         return failed;                                                                                       \
     pdk_call_rt = (rt);                                                                                      \
     (void)pdk_call_rt
@@ -77,6 +83,9 @@ static inline void pdk_call_leave_auto(pdk_runtime **rt)
 /* One event: to the log, and to whoever listens. Strings may be NULL. No lock may be held. */
 void pdk_emit(pdk_runtime *rt, pdk_log_level level, const char *event, const char *id, const char *generation,
               const char *reason, const pdk_error *why);
+
+/* The clock that leases run out on: it counts while the machine sleeps. */
+pdk_ns pdk_lease_now(pdk_runtime *rt);
 
 /* The limit of one operation from now on; timeout 0 = none. */
 pdk_limit pdk_limit_for(const pdk_limit *outer, double timeout);
@@ -118,6 +127,7 @@ typedef struct pdk_teardown {
     pdk_view info;          /* of a sandbox that is not tracked; empty = the tracked one */
     bool ignore_holders;    /* it is dead, or the runtime shuts down */
     bool full;              /* helpers too */
+    bool retire;            /* nothing is known but that the journal has records of the id: look, and stop what is recorded */
     bool dirty;             /* must not serve again: journal before the stop */
     uint64_t incarnation;   /* 0, or: only this one */
     int64_t fenced_with;    /* with `info`: the token that its guest was fenced with since; 0 = none */
@@ -149,7 +159,9 @@ int pdk_mounts_prepare(pdk_view composed, pdk_view extra, pdk_view roots, pdk_pa
 /* ---- reaper.c ---- */
 int pdk_reap(pdk_runtime *rt, pdk_error *err);      /* one pass */
 int pdk_renew(pdk_runtime *rt, pdk_error *err);     /* one pass */
-int pdk_reconcile(pdk_runtime *rt, pdk_error *err); /* one pass */
+/* reconcile.c: one pass over what the engine runs and nobody owns. */
+int pdk_reconcile(pdk_runtime *rt, pdk_error *err);
+void pdk_reconcile_forget(pdk_runtime *rt); /* frees what it remembers between passes */
 int pdk_threads_start(pdk_runtime *rt, pdk_error *err);
 int pdk_threads_stop(pdk_runtime *rt, pdk_error *err);
 /* Asks the policy when an unheld sandbox has idled for too long, and puts it on the heap. */

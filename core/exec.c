@@ -103,6 +103,21 @@ static void end_creation(run *r, bool ambiguous)
     e->plane[r->plane].ambiguous |= ambiguous;
 }
 
+/* It must not serve again once its holders have left: written down now, so that a crash forgets nothing (L4). */
+static void record_uncertain(run *r)
+{
+    pdk_runtime *rt = r->box->rt;
+    PDK_AUTO_ERROR err = PDK_NO_ERROR;
+    if (pdk_journal_record(rt->journal, r->box->id, r->box->generation, "uncertain", &err) < 0) {
+        pdk_emit(rt, PDK_ERROR, "journal_failed", r->box->id, r->box->generation, "uncertain", &err);
+        return;
+    }
+    PDK_GUARD(rt->pool.registry);
+    pdk_entry *e = pdk_box_entry(rt, r->box);
+    if (e != NULL)
+        e->journaled = true;
+}
+
 /* Makes the session. 0 = made; 1 = its outcome is unknown (the result says so); -1 = certainly not made. */
 static int open_session(run *r)
 {
@@ -124,6 +139,7 @@ static int open_session(run *r)
         return -1;
     }
     end_creation(r, true);
+    record_uncertain(r);
     pdk_emit(r->box->rt, PDK_WARN, "session_creation_unknown", r->box->id, r->box->generation, plane_names[r->plane], &err);
     PDK_AUTO_ERROR ignored = PDK_NO_ERROR; /* best effort; it does not lift the fence (J9) */
     session_call(r, "close_session", &ignored);

@@ -32,6 +32,8 @@ typedef struct victim { /* what one teardown works on; copied under the registry
     int64_t token;          /* of the `del` lease */
     bool failed_before, dirty, journaled, doomed;
     bool claimed;
+    bool unanswered;        /* the claim: it may still take effect */
+    pdk_ns until;           /* our own deadline for the `del` lease, on the lease clock */
     bool keep_lease;        /* a stop failed and neither record nor doom says so */
     pdk_client *client;     /* detached from the entry: to be closed */
 } victim;
@@ -50,12 +52,18 @@ static bool refuse(pdk_teardown *td, const char *why)
 }
 
 /* Whether this teardown may begin, as far as this process knows. */
-static bool may_reserve(pdk_teardown *td, const pdk_entry *e, bool tracked)
+static bool may_reserve(pdk_runtime *rt, pdk_teardown *td, pdk_entry *e, bool tracked)
 {
+    if (e->reserved != 0 && e->reserved_until != 0 && pdk_lease_now(rt) >= e->reserved_until)
+        e->reserved = 0; /* its claim can take effect no longer */
     if (e->reserved != 0)
         return refuse(td, "reserved");
     if (e->intents > 0)
         return refuse(td, "used");
+    if (td->retire && e->state != PDK_ABSENT)
+        return refuse(td, "used");
+    if (!td->ignore_holders && pdk_view_bool(pdk_view_get(td->info, "held"), false))
+        return refuse(td, "holders"); /* by another process, says the engine: not even a doom may reach it */
     if (!tracked)
         return true;
     if (td->incarnation != 0 && td->incarnation != e->incarnation)
@@ -73,7 +81,7 @@ static int reserve(victim *v, pdk_error *err)
     pdk_runtime *rt = v->rt;
     pdk_teardown *td = v->td;
     PDK_GUARD(rt->pool.registry);
-    bool given = !pdk_view_is_nil(td->info);
+    bool given = !pdk_view_is_nil(td->info) || td->retire;
     pdk_entry *e = given ? pdk_pool_entry(&rt->pool, td->id) : pdk_pool_find(&rt->pool, td->id);
     if (e == NULL && given)
         return pdk_fail(err, PDK_E_NO_MEMORY, 0, "no memory to tear %s down", td->id);
@@ -82,7 +90,7 @@ static int reserve(victim *v, pdk_error *err)
         return 0;
     }
     v->tracked = !given;
-    if (!may_reserve(td, e, v->tracked)) {
+    if (!may_reserve(rt, td, e, v->tracked)) {
         pdk_entry_sweep(&rt->pool, e);
         return 0;
     }
@@ -105,6 +113,7 @@ static int reserve(victim *v, pdk_error *err)
             v->expected = e->token;
     }
     v->op = e->reserved = rt->pool.next_op++;
+    e->reserved_until = 0;
     return 1;
 }
 
@@ -136,11 +145,18 @@ static void give_back(victim *v)
         if (pdk_lease_release(rt->lease, v->td->id, &err) < 0)
             pdk_emit(rt, PDK_WARN, "lease_release_failed", v->td->id, v->generation, v->td->reason, &err);
     }
+    bool answered = !v->unanswered;
+    if (!answered) { /* an answer that did not come is not a no: what may come into force is taken back, or waited for */
+        PDK_AUTO_ERROR err = PDK_NO_ERROR;
+        answered = pdk_lease_release(rt->lease, v->td->id, &err) == 0;
+    }
     PDK_GUARD(rt->pool.registry);
     pdk_entry *e = pdk_pool_find(&rt->pool, v->td->id);
-    if (e != NULL && e->reserved == v->op) {
+    if (e != NULL && e->reserved == v->op && answered) {
         e->reserved = 0;
         pdk_entry_sweep(&rt->pool, e);
+    } else if (e != NULL && e->reserved == v->op) {
+        e->reserved_until = pdk_after(pdk_lease_now(rt), pdk_seconds(rt->config.ttl));
     }
     pdk_pool_check(&rt->pool);
     pdk_cond_broadcast(&rt->pool.changed);
@@ -162,6 +178,8 @@ static void forget(victim *v)
 static void keep_for_retry(victim *v)
 {
     pdk_runtime *rt = v->rt;
+    if (v->info.len == 0) /* only the journal knows of it, and goes on knowing */
+        return;
     bool safe = v->journaled || v->doomed;
     v->keep_lease = !safe;
     PDK_GUARD(rt->pool.registry);
@@ -291,7 +309,8 @@ static pdk_teardown_result finish(victim *v, pdk_error *err)
     pdk_runtime *rt = v->rt;
     if (pdk_engine_finish(rt, v->td->id, pdk_view_of(&v->info), err) < 0)
         return failed(v, err);
-    if (pdk_journal_retire(rt->journal, v->td->id, v->generation, err) < 0)
+    /* when the journal alone led here, what was found was all that there is behind the id: all its records are done with */
+    if (pdk_journal_retire(rt->journal, v->td->id, v->td->retire ? NULL : v->generation, err) < 0)
         return failed(v, err);
     forget(v);
     {
@@ -310,36 +329,66 @@ static pdk_teardown_result taken(victim *v)
     return PDK_TD_REFUSED;
 }
 
-/* Reserved and claimed: doom, journal, stop, confirm, finish. */
+/* The journal has records of the id, and nothing else is known: what is there? 0 = goes on (with it, or *absent), -1 = that
+ * was all: *result. */
+static int look_for_recorded(victim *v, bool *absent, pdk_teardown_result *result, pdk_error *err)
+{
+    pdk_runtime *rt = v->rt;
+    int there = pdk_engine_inspect(rt, v->td->id, PDK_NO_VIEW, &v->info, err);
+    if (there <= 0) {
+        *absent = there == 0;
+        *result = PDK_TD_ERROR;
+        return there < 0 ? -1 : 0;
+    }
+    v->generation = pdk_view_dup(pdk_view_get(pdk_view_of(&v->info), "generation"));
+    v->expected = pdk_info_token(pdk_view_of(&v->info));
+    int recorded = pdk_journal_has(rt->journal, v->td->id, v->generation, err);
+    if (recorded == 0) { /* what was recorded is proven gone; what is there is not it (K11) */
+        *result = pdk_journal_retire(rt->journal, v->td->id, NULL, err) < 0 ? PDK_TD_ERROR : PDK_TD_REPLACED;
+        return -1;
+    }
+    v->journaled = recorded == 1;
+    *result = PDK_TD_ERROR;
+    return recorded < 0 ? -1 : 0;
+}
+
+/* A lease that ran out protects nobody any longer: without a guest that checks tokens nothing else would refuse the stop. */
+static int check_deadline(victim *v, pdk_error *err)
+{
+    if (v->rt->fenced || pdk_lease_now(v->rt) < v->until - pdk_seconds(v->rt->config.ttl) / 10)
+        return 0;
+    return pdk_fail(err, PDK_E_LOST, 0, "the lease of %s ran out before it could be stopped; destroy it again", v->td->id);
+}
+
+/* Reserved and claimed: journal, doom, stop, confirm, finish. */
 static pdk_teardown_result tear_down(victim *v, pdk_error *err)
 {
     pdk_runtime *rt = v->rt;
     pdk_teardown_result result;
     bool absent = false;
+    if (v->td->retire && look_for_recorded(v, &absent, &result, err) != 0)
+        return result;
     if (v->failed_before && look_again(v, &absent, &result, err) != 0)
         return result;
     if (absent)
         return finish(v, err);
-    bool must_record = v->dirty || v->failed_before;
+    if ((v->dirty || v->failed_before || v->td->retire) && record(v, err) < 0)
+        return not_begun(v, err);
     if (rt->fenced && !v->doomed) {
         int answer = doom(v);
         if (answer == 0)
             return taken(v);
         v->doomed = answer == 1;
-        must_record |= answer < 0;
+        if (answer < 0 && record(v, err) < 0) /* no guest will refuse: something durable must */
+            return not_begun(v, err);
     }
-    if (v->doomed && !v->failed_before) /* the guest itself refuses from here on: as good as a record */
-        must_record = v->dirty;
-    if (must_record || !rt->fenced) {
+    if (!rt->fenced && !v->journaled) {
         PDK_AUTO_ERROR why = PDK_NO_ERROR;
-        if (record(v, &why) < 0) {
-            if (must_record) {
-                pdk_error_move(err, &why);
-                return not_begun(v, err);
-            }
+        if (record(v, &why) < 0) /* it is clean: best effort */
             pdk_emit(rt, PDK_WARN, "journal_failed", v->td->id, v->generation, v->td->reason, &why);
-        }
     }
+    if (check_deadline(v, err) < 0)
+        return not_begun(v, err);
     result = stop(v, err);
     return result == PDK_TD_DONE ? finish(v, err) : result;
 }
@@ -356,8 +405,10 @@ pdk_teardown_result pdk_fence_teardown(pdk_runtime *rt, pdk_teardown *td, pdk_er
     const pdk_limit *outer = pdk_limit_enter(&limit);
     pdk_teardown_result result = PDK_TD_REFUSED;
     PDK_AUTO_ERROR why = PDK_NO_ERROR;
+    v.until = pdk_after(pdk_lease_now(rt), pdk_seconds(rt->config.ttl)); /* counted from before it was asked for */
     int claim = pdk_lease_claim_for_destroy(rt->lease, td->id, v.tracked ? 0 : v.expected, &v.token, &why);
     v.claimed = claim == 1;
+    v.unanswered = claim < 0;
     if (claim != 1) {
         refuse(td, claim == 0 ? "peer" : "unavailable");
         pdk_emit(rt, PDK_WARN, "teardown_refused", td->id, v.generation, td->reason, claim < 0 ? &why : NULL);

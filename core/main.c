@@ -195,10 +195,11 @@ static int n_ended_by(lua_State *L)
     return 1;
 }
 
-/* calm(): takes the cancel flag back, so that cleaning up after a signal can wait for I/O.   stack: +0, never */
+/* calm(): an interrupt has had its effect; cleaning up after a signal may wait for I/O.   stack: +0, never */
 static int n_calm(lua_State *L)
 {
     (void)L;
+    atomic_store(&sig.interrupted, false);
     atomic_store(&sig.cancelled, false);
     return 0;
 }

@@ -11,8 +11,8 @@
 #include <string.h>
 
 #define MAX_CAPTURES 32
-#define MAX_DEPTH 200 /* calls of `here` inside each other */
-#define STEPS 64      /* charged at once */
+#define MAX_DEPTH    200 /* calls of `here` inside each other */
+#define STEPS        64  /* charged at once */
 
 enum { OPEN = -1, POSITION = -2 }; /* in place of a capture's length */
 
@@ -213,21 +213,15 @@ static bool special(matcher *m, const char **s, const char **p, const char **end
     const char *at = *p;
     *moved = false;
     switch (*at) {
-    case '(':
-        *end = at[1] == ')' ? open_capture(m, *s, at + 2, POSITION) : open_capture(m, *s, at + 1, OPEN);
-        return true;
-    case ')':
-        *end = close_capture(m, *s, at + 1);
-        return true;
+    case '(': *end = at[1] == ')' ? open_capture(m, *s, at + 2, POSITION) : open_capture(m, *s, at + 1, OPEN); return true;
+    case ')': *end = close_capture(m, *s, at + 1); return true;
     case '$':
         if (at + 1 != m->p_end)
             return false;
         *end = *s == m->end ? *s : NULL;
         return true;
-    case '%':
-        break;
-    default:
-        return false;
+    case '%': break;
+    default: return false;
     }
     const char *next = NULL;
     if (at[1] == 'b') {
@@ -503,8 +497,10 @@ int pdk_pattern_gsub(lua_State *L)
     size_t s_len, p_len;
     const char *s = luaL_checklstring(L, 1, &s_len), *p = luaL_checklstring(L, 2, &p_len);
     int type = lua_type(L, 3);
-    luaL_argexpected(L, type == LUA_TNUMBER || type == LUA_TSTRING || type == LUA_TFUNCTION || type == LUA_TTABLE ||
-                            type == LUA_TUSERDATA, 3, "string/function/table");
+    luaL_argexpected(L,
+                     type == LUA_TNUMBER || type == LUA_TSTRING || type == LUA_TFUNCTION || type == LUA_TTABLE ||
+                         type == LUA_TUSERDATA,
+                     3, "string/function/table");
     lua_Integer most = luaL_optinteger(L, 4, (lua_Integer)s_len + 1), n = 0;
     lua_settop(L, 3);
     if (type == LUA_TNUMBER)

@@ -10,8 +10,8 @@
 
 /* ---- what derive answered: kept, since it is pure ---- */
 
-#define CACHE_SETS 1024
-#define CACHE_WAYS 4
+#define CACHE_SETS    1024
+#define CACHE_WAYS    4
 #define CACHE_KEY_MAX 16384 /* bytes; longer keys are asked anew */
 
 typedef struct derived { /* all under pdk_derive_cache.lock */
@@ -22,7 +22,7 @@ typedef struct derived { /* all under pdk_derive_cache.lock */
 } derived;
 
 struct pdk_derive_cache {
-    pdk_mutex lock; /* never held while another lock is taken */
+    pdk_mutex lock;                        /* never held while another lock is taken */
     derived entry[CACHE_SETS][CACHE_WAYS]; /* lock */
     unsigned char next[CACHE_SETS];        /* lock; which way is replaced next */
 };
@@ -354,8 +354,13 @@ int pdk_policy_resolve(pdk_policies *p, const pdk_identity *who, pdk_view reques
         return pdk_fail(err, PDK_E_NO_MEMORY, 0, "no memory to ask requirements.resolve");
     size_t before = out->len;
     resolving r = { base, out };
-    pdk_question q = { .hook = PDK_HOOK_RESOLVE, .ctx = pdk_view_of(&ctx), .results = 1, .read = read_pack,
-                       .check = check_requirements, .answer = &answer, .out = &r };
+    pdk_question q = { .hook = PDK_HOOK_RESOLVE,
+                       .ctx = pdk_view_of(&ctx),
+                       .results = 1,
+                       .read = read_pack,
+                       .check = check_requirements,
+                       .answer = &answer,
+                       .out = &r };
     int rc = pdk_policy_ask(p, &q, err);
     return finish_pack(out, before, rc);
 }
@@ -371,8 +376,13 @@ int pdk_policy_compose(pdk_policies *p, pdk_view ctx, pdk_pack *out, pdk_error *
 {
     PDK_AUTO_PACK answer = PDK_NO_PACK;
     size_t before = out->len;
-    pdk_question q = { .hook = PDK_HOOK_COMPOSE, .ctx = ctx, .results = 1, .read = read_pack, .check = check_mounts,
-                       .answer = &answer, .out = out };
+    pdk_question q = { .hook = PDK_HOOK_COMPOSE,
+                       .ctx = ctx,
+                       .results = 1,
+                       .read = read_pack,
+                       .check = check_mounts,
+                       .answer = &answer,
+                       .out = out };
     int rc = pdk_policy_ask(p, &q, err);
     return finish_pack(out, before, rc);
 }
@@ -383,7 +393,9 @@ static const char *const decisions[] = {
     [PDK_REUSE] = "reuse", [PDK_REPLACE] = "replace", [PDK_REFUSE] = "refuse", [PDK_DEFER] = "defer", [PDK_PROBE] = "probe",
 };
 static const char *const net_decisions[] = {
-    [PDK_NET_ALLOW] = "allow", [PDK_NET_DENY] = "deny", [PDK_NET_ASK] = "ask",
+    [PDK_NET_ALLOW] = "allow",
+    [PDK_NET_DENY] = "deny",
+    [PDK_NET_ASK] = "ask",
 };
 
 /* The place of the string at `index` in a list, or -1. */
@@ -484,7 +496,9 @@ static void read_victim(lua_State *L, pdk_policy_call *c, int first)
 
 int pdk_policy_evict(pdk_policies *p, pdk_view candidates, char id[64], pdk_error *err)
 {
-    pdk_question q = { .hook = PDK_HOOK_EVICT, .ctx = candidates, .plain = true, .results = 1, .read = read_victim, .out = id };
+    pdk_question q = {
+        .hook = PDK_HOOK_EVICT, .ctx = candidates, .plain = true, .results = 1, .read = read_victim, .out = id
+    };
     id[0] = '\0';
     int rc = pdk_policy_ask(p, &q, err);
     if (rc < 0)

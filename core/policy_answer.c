@@ -7,9 +7,9 @@
 #include <string.h>
 
 #define MOST_MOUNTS 256
-#define MOST_PATH 4096
-#define MOST_ENV 1024
-#define MOST_TEXT (128 << 10) /* one value of the environment: what the kernel takes */
+#define MOST_PATH   4096
+#define MOST_ENV    1024
+#define MOST_TEXT   (128 << 10) /* one value of the environment: what the kernel takes */
 
 __attribute__((format(printf, 2, 3))) static int wrong_is(pdk_wrong w, const char *fmt, ...)
 {
@@ -24,8 +24,10 @@ static const char *type_of(pdk_view v)
 {
     switch (pdk_view_tag(v)) {
     case 'n': return "nil";
-    case 't': case 'f': return "a boolean";
-    case 'i': case 'd': return "a number";
+    case 't':
+    case 'f': return "a boolean";
+    case 'i':
+    case 'd': return "a number";
     case 's': return "a string";
     default: return "a table";
     }

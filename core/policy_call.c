@@ -9,12 +9,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define OVERRUNS 3               /* in a row; then the function rests */
-#define REST PDK_NS_PER_S
+#define OVERRUNS 3 /* in a row; then the function rests */
+#define REST     PDK_NS_PER_S
 
 /* 1,000,000 instructions take some 4 ms here; the time limit is for what instructions do not show. */
 static const pdk_allowance call_allowance = {
-    .units = 1000000, .cpu = 10 * PDK_BUDGET_MS, .wall = 500000000, .memory = 8u << 20, .largest = 1u << 20,
+    .units = 1000000,
+    .cpu = 10 * PDK_BUDGET_MS,
+    .wall = 500000000,
+    .memory = 8u << 20,
+    .largest = 1u << 20,
 };
 
 /* Keeps the place of an error, which is gone when the stack is unwound. stack of the error: -1, +1 */

@@ -12,18 +12,18 @@
 #include <stdio.h>
 #include <time.h>
 
-static const char view_key = 0; /* its address is the registry's key for the metatable, */
-static const char view_mark = 0; /* and this one's says that a userdata is a view: cheaper than comparing metatables */
+static const char view_key = 0;       /* its address is the registry's key for the metatable, */
+static const char view_mark = 0;      /* and this one's says that a userdata is a view: cheaper than comparing metatables */
 #define MOST_ANSWER ((size_t)1 << 20) /* bytes */
-#define SCAN_BYTES 512 /* of packed data skipped over for one unit of the budget */
+#define SCAN_BYTES  512               /* of packed data skipped over for one unit of the budget */
 
 typedef struct view {
     const void *mark; /* &view_mark */
-    uint64_t serial; /* of the call */
+    uint64_t serial;  /* of the call */
     pdk_view v;
-    bool root;       /* has config, now and differs besides */
-    lua_Integer at;  /* list: the item that was read last, */
-    size_t cursor;   /* and where the one behind it begins: reading on is cheap */
+    bool root;      /* has config, now and differs besides */
+    lua_Integer at; /* list: the item that was read last, */
+    size_t cursor;  /* and where the one behind it begins: reading on is cheap */
 } view;
 
 static void push_view(lua_State *L, uint64_t serial, pdk_view v, bool root)
@@ -440,7 +440,8 @@ static int pack_value(lua_State *L, int index, answer *a, int depth)
     lua_Integer n;
     pdk_charge(L, 1);
     switch (lua_type(L, index)) {
-    case LUA_TNIL: case LUA_TNONE: pdk_put_nil(a->out); break;
+    case LUA_TNIL:
+    case LUA_TNONE: pdk_put_nil(a->out); break;
     case LUA_TBOOLEAN: pdk_put_bool(a->out, lua_toboolean(L, index)); break;
     case LUA_TNUMBER:
         if (lua_isinteger(L, index))

@@ -13,8 +13,8 @@
 #include <string.h>
 
 static const char fail_key = 0; /* its address is the registry's key for the metatable of policy.fail's errors */
-#define LOG_LINES 16   /* of one call */
-#define LOG_BYTES 1000 /* of one line */
+#define LOG_LINES 16            /* of one call */
+#define LOG_BYTES 1000          /* of one line */
 #define LOG_UNITS 2000
 
 static pdk_policy_call *call_of(lua_State *L)
@@ -191,17 +191,22 @@ static int policy_require(lua_State *L)
 /* ---- the environment ---- */
 
 static const pdk_bounded_function base_functions[] = {
-    { "assert", NULL },        { "error", NULL },        { "ipairs", NULL },
-    { "next", pdk_policy_next }, { "pairs", pdk_policy_pairs }, { "pcall", safe_pcall },
-    { "select", NULL },        { "tonumber", pdk_charged }, { "tostring", pdk_charged },
-    { "type", pdk_policy_type }, { "xpcall", safe_xpcall }, { NULL, NULL },
+    { "assert", NULL },
+    { "error", NULL },
+    { "ipairs", NULL },
+    { "next", pdk_policy_next },
+    { "pairs", pdk_policy_pairs },
+    { "pcall", safe_pcall },
+    { "select", NULL },
+    { "tonumber", pdk_charged },
+    { "tostring", pdk_charged },
+    { "type", pdk_policy_type },
+    { "xpcall", safe_xpcall },
+    { NULL, NULL },
 };
 static const luaL_Reg policy_functions[] = {
-    { "fail", policy_fail },
-    { "log", policy_log },
-    { "require", policy_require },
-    { "sha256hex", policy_sha256hex },
-    { NULL, NULL },
+    { "fail", policy_fail },           { "log", policy_log }, { "require", policy_require },
+    { "sha256hex", policy_sha256hex }, { NULL, NULL },
 };
 
 static int refuse_global(lua_State *L)

@@ -51,22 +51,22 @@ typedef struct pdk_policy_set { /* made and freed by policy_load.c; swapped unde
 typedef struct pdk_derive_cache pdk_derive_cache; /* policy.c */
 
 struct pdk_policies {
-    pdk_script *script;     /* retained */
-    pdk_clock *clock;       /* borrowed, as is log */
-    pdk_log *log;           /* or NULL */
+    pdk_script *script;       /* retained */
+    pdk_clock *clock;         /* borrowed, as is log */
+    pdk_log *log;             /* or NULL */
     pdk_pack sources, config; /* fixed at birth */
-    pdk_policy_set *set;    /* the Lua mutex: as no policy call gives it up, none is in flight when a set is swapped */
+    pdk_policy_set *set;      /* the Lua mutex: as no policy call gives it up, none is in flight when a set is swapped */
     atomic_uint_least64_t generation; /* of `set`; written under the Lua mutex, read by anyone */
     atomic_uint_least64_t tickets;    /* of reloads, in the order in which they began to read */
-    uint64_t loaded_ticket; /* the Lua mutex; of `set` */
-    pdk_derive_cache *cache; /* has a lock of its own */
+    uint64_t loaded_ticket;           /* the Lua mutex; of `set` */
+    pdk_derive_cache *cache;          /* has a lock of its own */
 };
 
 /* What policy.require finds: the files of one folder, read before the Lua mutex is taken. */
 typedef struct pdk_policy_text {
-    char *name, *path;  /* "identity.lua"; what errors call it */
-    char *text;         /* NULL = not readable: */
-    const char *why;    /* static */
+    char *name, *path; /* "identity.lua"; what errors call it */
+    char *text;        /* NULL = not readable: */
+    const char *why;   /* static */
     size_t len;
 } pdk_policy_text;
 typedef struct pdk_policy_folder {
@@ -81,26 +81,26 @@ typedef struct pdk_question { /* one call of a hook, as policy.c asks for it */
     bool plain;   /* ctx gets no config and no now */
     int results;
     void (*read)(lua_State *L, pdk_policy_call *c, int first); /* takes the results; may raise */
-    void (*check)(pdk_policy_call *c); /* or NULL; judges what read took, without Lua */
-    pdk_pack *answer; /* for read and check */
-    void *out;        /* likewise */
+    void (*check)(pdk_policy_call *c);                         /* or NULL; judges what read took, without Lua */
+    pdk_pack *answer;                                          /* for read and check */
+    void *out;                                                 /* likewise */
 } pdk_question;
 
-struct pdk_policy_call { /* lives on a C stack for one call of a hook, or one load of a file */
+struct pdk_policy_call {     /* lives on a C stack for one call of a hook, or one load of a file */
     const pdk_question *ask; /* NULL for a load */
     pdk_policies *p;
-    pdk_policy_fn *fn;              /* of a call */
-    const char *what;               /* the function's name, or "loading" */
-    const char *path;               /* of the function, or the file that is loaded */
+    pdk_policy_fn *fn; /* of a call */
+    const char *what;  /* the function's name, or "loading" */
+    const char *path;  /* of the function, or the file that is loaded */
     int line;
     int log_lines;
-    int loaded_ref;                 /* of a load: table of what policy.require has loaded; else LUA_NOREF */
+    int loaded_ref;                  /* of a load: table of what policy.require has loaded; else LUA_NOREF */
     const pdk_policy_folder *folder; /* of a load: for policy.require */
-    pdk_pack now, differs;          /* ctx.now and ctx.differs, made at the first look */
+    pdk_pack now, differs;           /* ctx.now and ctx.differs, made at the first look */
     bool differs_known;
     pdk_budget budget;
-    pdk_place place;                /* of the error that ended it */
-    char wrong[240];                /* set by read or check: what is wrong with the answer */
+    pdk_place place; /* of the error that ended it */
+    char wrong[240]; /* set by read or check: what is wrong with the answer */
 };
 
 /* ---- policy_call.c ---- */
@@ -125,7 +125,7 @@ void pdk_policy_run_text(lua_State *L, const char *path, const char *text, size_
 void pdk_policy_ctx_open(lua_State *L);
 void pdk_policy_ctx_push(lua_State *L, pdk_policy_call *c); /* the root view. stack: +1, raises */
 bool pdk_policy_is_view(lua_State *L, int index);
-int pdk_policy_type(lua_State *L);  /* type, next, pairs as a policy sees them */
+int pdk_policy_type(lua_State *L); /* type, next, pairs as a policy sees them */
 int pdk_policy_next(lua_State *L);
 int pdk_policy_pairs(lua_State *L);
 /* Packs an answer. 0, or -1 and c->wrong. May raise (the budget); `out` belongs to the caller. stack: 0 */

@@ -16,9 +16,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define MOST_FILE ((size_t)1 << 20)
+#define MOST_FILE   ((size_t)1 << 20)
 #define MOST_FOLDER ((size_t)16 << 20) /* all texts of a folder together */
-#define MOST_FILES 256
+#define MOST_FILES  256
 
 const char *const pdk_policy_names[PDK_POLICY_FILES] = { "identity", "requirements", "mounts", "reuse", "network" };
 const pdk_hook_info pdk_hook_infos[PDK_HOOKS] = {
@@ -32,7 +32,11 @@ const pdk_hook_info pdk_hook_infos[PDK_HOOKS] = {
 };
 
 static const pdk_allowance load_allowance = {
-    .units = 5000000, .cpu = 50 * PDK_BUDGET_MS, .wall = 800000000, .memory = 32u << 20, .largest = 1u << 20,
+    .units = 5000000,
+    .cpu = 50 * PDK_BUDGET_MS,
+    .wall = 800000000,
+    .memory = 32u << 20,
+    .largest = 1u << 20,
 };
 
 /* ---- reading ---- */
@@ -42,7 +46,7 @@ typedef struct source { /* one of the five, before it is loaded */
     char *text;
     size_t len;
     bool built_in;
-    int folder;         /* index of the folder beside it, or -1 */
+    int folder; /* index of the folder beside it, or -1 */
 } source;
 typedef struct gathered {
     source files[PDK_POLICY_FILES];
@@ -206,7 +210,8 @@ static int gather_folder(const char *folder, gathered *g, pdk_error *err)
     if (found == 0)
         return pdk_fail(err, PDK_E_INVALID_ARGUMENT, 0,
                         "option policies: the folder %s has none of identity.lua, requirements.lua, mounts.lua, reuse.lua, "
-                        "network.lua", folder);
+                        "network.lua",
+                        folder);
     return 0;
 }
 
@@ -218,7 +223,8 @@ static int gather_one(pdk_view v, int i, gathered *g, pdk_error *err)
     pdk_view text = pdk_view_get(v, "source");
     if (pdk_view_tag(v) == '{' && pdk_view_tag(text) == 's') {
         size_t len;
-        const char *s = pdk_view_str(text, &len), *given = pdk_view_str(pdk_view_get(v, "name"), NULL);
+        const char *given = pdk_view_str(pdk_view_get(v, "name"), NULL);
+        pdk_view_str(text, &len);
         if (len > MOST_FILE)
             return pdk_fail(err, PDK_E_INVALID_ARGUMENT, 0, "option policies.%s.source is larger than 1 MiB", name);
         if (asprintf(&to->path, "%s%s", given != NULL ? given : name, given != NULL ? "" : ".lua") < 0)
@@ -226,8 +232,8 @@ static int gather_one(pdk_view v, int i, gathered *g, pdk_error *err)
         to->text = pdk_view_dup(text);
         to->len = len;
         to->folder = -1;
-        (void)s;
-        return to->path != NULL && to->text != NULL ? 0 : pdk_fail(err, PDK_E_NO_MEMORY, 0, "no memory for policies.%s", name);
+        return to->path != NULL && to->text != NULL ? 0
+                                                    : pdk_fail(err, PDK_E_NO_MEMORY, 0, "no memory for policies.%s", name);
     }
     size_t len = 0;
     const char *path = pdk_view_str(v, &len), *why;

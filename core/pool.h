@@ -76,6 +76,7 @@ struct pdk_entry {
     uint64_t epoch;             /* grows whenever an acquire publishes ownership */
     int intents;                /* acquires that are publishing it */
     uint64_t reserved;          /* the operation that is tearing it down; 0 = none */
+    pdk_ns reserved_until;      /* 0, or: its claim was never answered, and may take effect until then (lease clock) */
     bool renewing;              /* the renewer is at work on its lease */
     bool release_after;         /* ... and shall release it when it is through (M15) */
     bool keep_del;              /* a stop failed and neither record nor doom exists: the `del` lease goes on */

@@ -26,6 +26,7 @@
 #include <poll.h>
 #include <sched.h>
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -52,11 +53,15 @@
 
 /* ---- the child's side ------------------------------------------------------------------------------------ */
 
+/* glibc's own name: a sanitizer's wrapper of clone would do its bookkeeping in memory that two processes share. */
+extern int __clone(int (*fn)(void *), void *stack, int flags, void *arg, ...);
+
 typedef struct child_job { /* lives until the process in between is gone */
     const pdk_spawn *spec;
     pdk_fd_map map[MAX_FDS + 3]; /* sorted by `to`; `from` is moved out of the way first */
     size_t count;
     int above;                   /* a number above every target */
+    char stage[MAX_FDS][16];     /* where the staged mounts go */
     int dumpable;                /* the host's, to put back */
     const char *failed;          /* what did, or NULL */
     int sys;
@@ -77,18 +82,6 @@ UNINSTRUMENTED static bool child_failed(child_job *job, const char *what)
     return false;
 }
 
-UNINSTRUMENTED static void stage_name(char out[32], size_t n)
-{
-    char digits[12];
-    size_t len = 0, at = sizeof PDK_STAGE_DIR;
-    for (size_t i = 0; i < at - 1; i++) out[i] = PDK_STAGE_DIR[i];
-    out[at - 1] = '/';
-    do digits[len++] = (char)('0' + n % 10);
-    while ((n /= 10) > 0);
-    while (len > 0) out[at++] = digits[--len];
-    out[at] = 0;
-}
-
 /* The mounts are cloned before the namespace is left, since a mount of another namespace cannot be cloned; and the trees
  * are attached after it, since they would appear on the host otherwise. */
 UNINSTRUMENTED static bool child_stage(child_job *job)
@@ -106,8 +99,7 @@ UNINSTRUMENTED static bool child_stage(child_job *job)
     if (syscall(SYS_mount, "paddock", PDK_STAGE_DIR, "tmpfs", MS_NOSUID | MS_NODEV, "mode=0755,size=64k") < 0)
         return child_failed(job, "mount a tmpfs on " PDK_STAGE_DIR);
     for (size_t i = 0; i < spec->stage_count; i++) {
-        char name[32];
-        stage_name(name, i);
+        const char *name = job->stage[i];
         bool dir = S_ISDIR(st[i].st_mode);
         long made = dir ? syscall(SYS_mkdirat, AT_FDCWD, name, 0755) : syscall(SYS_mknodat, AT_FDCWD, name, S_IFREG | 0644, 0);
         if (made < 0) return child_failed(job, "make a mount point");
@@ -205,7 +197,7 @@ UNINSTRUMENTED static int middle_main(void *arg)
 {
     child_job *job = arg;
     int flags = CLONE_VM | CLONE_VFORK | CLONE_PIDFD | SIGCHLD;
-    job->pid = clone(child_main, job->stacks + 2 * CHILD_STACK, flags, job, &job->pidfd);
+    job->pid = __clone(child_main, job->stacks + 2 * CHILD_STACK, flags, job, &job->pidfd);
     if (job->pid < 0) child_failed(job, "make a process");
     if (job->attached) {
         /* Its own table, empty: the host's connections must not stay open for as long as this child runs. */
@@ -243,6 +235,7 @@ static int job_init(child_job *job, const pdk_spawn *spec, int null_fd, pdk_erro
                             spec->argv[0], job->map[i].to);
         if (job->map[i].to >= job->above) job->above = job->map[i].to + 1;
     }
+    for (size_t i = 0; i < spec->stage_count; i++) snprintf(job->stage[i], sizeof job->stage[i], PDK_STAGE_DIR "/%zu", i);
     job->dumpable = spec->drop_ids ? prctl(PR_GET_DUMPABLE) : 0;
     return 0;
 }
@@ -261,6 +254,19 @@ static void job_join(child_job *job)
     job->middle = -1;
 }
 
+/* Waits until the child runs, or the process in between has died of something else (the kernel's memory killer). */
+static void job_await(child_job *job)
+{
+    const struct timespec slice = { 0, 50 * 1000 * 1000 };
+    while (__atomic_load_n(&job->started, __ATOMIC_ACQUIRE) == 0) {
+        syscall(SYS_futex, &job->started, FUTEX_WAIT, 0, &slice, NULL, 0);
+        if (__atomic_load_n(&job->started, __ATOMIC_ACQUIRE) != 0 || waitpid(job->middle, NULL, __WALL | WNOHANG) == 0) continue;
+        job->middle = -1;
+        if (job->failed == NULL) job->failed = "make a process", job->sys = ECHILD;
+        return;
+    }
+}
+
 static int job_start(child_job *job, pdk_error *err)
 {
     void *stacks = mmap(NULL, 2 * CHILD_STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_STACK, -1, 0);
@@ -273,13 +279,12 @@ static int job_start(child_job *job, pdk_error *err)
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &old);
     int flags = CLONE_VM | CLONE_FILES | (job->attached ? 0 : CLONE_VFORK);
-    job->middle = clone(middle_main, job->stacks + CHILD_STACK, flags, job);
+    job->middle = __clone(middle_main, job->stacks + CHILD_STACK, flags, job);
     int sys = errno;
-    if (job->middle > 0 && job->attached)
-        while (__atomic_load_n(&job->started, __ATOMIC_ACQUIRE) == 0)
-            syscall(SYS_futex, &job->started, FUTEX_WAIT, 0, NULL, NULL, 0);
+    if (job->middle > 0 && job->attached) job_await(job);
     pthread_sigmask(SIG_SETMASK, &old, NULL);
-    if (job->middle < 0) return pdk_fail(err, PDK_E_IO_ERROR, sys, "cannot start %s: no new process", job->spec->argv[0]);
+    if (job->middle < 0 && job->failed == NULL)
+        return pdk_fail(err, PDK_E_IO_ERROR, sys, "cannot start %s: no new process", job->spec->argv[0]);
     if (!job->attached || job->failed != NULL) job_join(job);
     if (job->failed == NULL) return 0;
     if (job->pidfd >= 0) close(pdk_fd_take(&job->pidfd));

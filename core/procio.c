@@ -167,7 +167,7 @@ static void push_stat(lua_State *L, const struct stat *st)
     lua_setfield(L, -2, "type");
     const struct { const char *key; lua_Integer value; } fields[] = {
         { "mode", st->st_mode & 07777 }, { "uid", st->st_uid }, { "gid", st->st_gid }, { "size", st->st_size },
-        { "links", (lua_Integer)st->st_nlink }, { "dev", (lua_Integer)st->st_dev }, { "ino", (lua_Integer)st->st_ino },
+        { "links", (lua_Integer)st->st_nlink }, { "changed", (lua_Integer)st->st_ctim.tv_sec }, { "dev", (lua_Integer)st->st_dev }, { "ino", (lua_Integer)st->st_ino },
     };
     for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++) {
         lua_pushinteger(L, fields[i].value);

@@ -408,16 +408,37 @@ static void keep_guest(pdk_runtime *rt, const leased *l)
     pdk_limit_enter(outer);
 }
 
+/* After the store gave a new token for what was ours: whether the guest has seen no token but ours since. Then the entry asks the
+ * store again before its next hand-out. (Where no guest checks tokens the lease alone decides.) */
+static bool token_unseen(pdk_runtime *rt, const leased *l)
+{
+    PDK_AUTO_PACK info = PDK_NO_PACK, now = PDK_NO_PACK;
+    PDK_AUTO_ERROR ignored = PDK_NO_ERROR;
+    {
+        PDK_GUARD(rt->pool.registry);
+        pdk_entry *e = pdk_pool_find(&rt->pool, l->at.id);
+        if (e == NULL || e->incarnation != l->at.incarnation || !pdk_pack_copy(&info, pdk_view_of(&e->info)))
+            return false;
+    }
+    if (pdk_engine_inspect(rt, l->at.id, pdk_view_of(&info), &now, &ignored) != 1 || pdk_info_token(pdk_view_of(&now)) > l->token)
+        return false;
+    PDK_GUARD(rt->pool.registry);
+    pdk_entry *e = pdk_pool_find(&rt->pool, l->at.id);
+    if (e != NULL && e->incarnation == l->at.incarnation && e->epoch == l->epoch)
+        e->lease_until = 1;
+    return true;
+}
+
 static void renew_one(pdk_runtime *rt, const leased *l)
 {
     PDK_AUTO_ERROR err = PDK_NO_ERROR;
     pdk_renewal answer;
-    pdk_ns before = pdk_clock_now(rt->clock);
+    pdk_ns before = pdk_lease_now(rt);
     if (pdk_lease_renew(rt->lease, l->at.id, &answer, &err) < 0) {
         pdk_emit(rt, PDK_WARN, "renewal_failed", l->at.id, NULL, NULL, &err); /* kept, and tried again */
         return;
     }
-    if (answer == PDK_LAPSED) { /* it ran out, or the store lost it: claimed again, unless a peer was quicker */
+    if (answer == PDK_LAPSED) { /* it ran out, or the store lost it, and the store knows of nobody since: claimed again */
         int64_t token = 0;
         int rc = l->del ? pdk_lease_claim_for_destroy(rt->lease, l->at.id, 0, &token, &err)
                         : pdk_lease_claim(rt->lease, l->at.id, 0, &token, &err);
@@ -425,16 +446,18 @@ static void renew_one(pdk_runtime *rt, const leased *l)
             pdk_emit(rt, PDK_WARN, "renewal_failed", l->at.id, NULL, NULL, &err);
             return;
         }
-        bool same_token = rc == 1 && token == l->token;
-        answer = rc == 1 && (same_token || l->del || !rt->fenced) ? PDK_RENEWED : PDK_LOST;
-        if (rc == 1 && !same_token && !l->del) { /* a new token: the next acquire fences the guest with it */
-            PDK_GUARD(rt->pool.registry);
-            pdk_entry *e = pdk_pool_find(&rt->pool, l->at.id);
-            if (e != NULL && e->incarnation == l->at.incarnation && e->epoch == l->epoch)
-                e->lease_until = 1;
-            return;
+        answer = rc == 1 ? PDK_RENEWED : PDK_LOST;
+        if (rc == 1 && token != l->token && !l->del && rt->fenced) {
+            answer = PDK_LAPSED; /* the store has lost its state: has the guest seen somebody else meanwhile? */
+            if (!token_unseen(rt, l)) {
+                if (pdk_lease_release(rt->lease, l->at.id, &err) < 0)
+                    pdk_emit(rt, PDK_WARN, "lease_release_failed", l->at.id, NULL, "lapsed", &err);
+                answer = PDK_LOST;
+            }
         }
     }
+    if (answer == PDK_LAPSED) /* ours again under a new token: the next acquire fences the guest with it */
+        return;
     if (answer == PDK_RENEWED) {
         renewed(rt, l, before);
         if (rt->fenced && !l->del && l->at.state == PDK_WARM)
@@ -457,71 +480,6 @@ int pdk_renew(pdk_runtime *rt, pdk_error *err)
         renew_end(rt, &all[i]);
     }
     free(all);
-    return 0;
-}
-
-/* ---- orphans ---- */
-
-/* An unowned running sandbox that nothing here knows becomes a warm one, so that its identity finds it and idleness ends it. */
-static void adopt(pdk_runtime *rt, pdk_view info)
-{
-    PDK_AUTO_ERROR err = PDK_NO_ERROR;
-    const char *id = pdk_info_str(info, "sandbox_id"), *gen = pdk_info_str(info, "generation");
-    if (id == NULL || strlen(id) > 63 || pdk_view_bool(pdk_view_get(info, "owned"), false) ||
-        pdk_view_bool(pdk_view_get(info, "held"), false))
-        return;
-    {
-        PDK_GUARD(rt->pool.registry);
-        if (pdk_pool_find(&rt->pool, id) != NULL)
-            return;
-    }
-    pdk_lease_owner owner;
-    if (pdk_lease_owner_of(rt->lease, id, &owner, &err) != 0 || pdk_journal_has(rt->journal, id, gen, &err) != 0)
-        return; /* owned, quarantined, or unknown: not ours to adopt */
-    int64_t token = 0;
-    if (pdk_lease_claim(rt->lease, id, pdk_info_token(info), &token, &err) != 1)
-        return;
-    bool adopted = false;
-    uint64_t incarnation = 0;
-    {
-        PDK_GUARD(rt->pool.registry);
-        pdk_entry *e = pdk_pool_entry(&rt->pool, id);
-        pdk_view who = pdk_view_get(info, "identity");
-        size_t un = 0, tn = 0;
-        const char *u = pdk_view_str(pdk_view_get(who, "user"), &un), *t = pdk_view_str(pdk_view_get(who, "thread"), &tn);
-        if (e != NULL && e->state == PDK_ABSENT && e->reserved == 0 && e->intents == 0 &&
-            pdk_entry_set_info(&rt->pool, e, info, true)) {
-            if (u != NULL && t != NULL)
-                pdk_entry_set_identity(e, &(pdk_identity){ u, t, un, tn });
-            pdk_entry_move(&rt->pool, e, PDK_WARM);
-            e->parked_at = pdk_clock_now(rt->clock);
-            e->lease = PDK_LEASE_OWN;
-            e->lease_until = 0; /* taken anew, with a token of its own, when it is acquired */
-            incarnation = e->incarnation;
-            adopted = true;
-        } else if (e != NULL) {
-            pdk_entry_sweep(&rt->pool, e);
-        }
-    }
-    if (!adopted) {
-        pdk_lease_release(rt->lease, id, &err);
-        return;
-    }
-    pdk_emit(rt, PDK_INFO, "adopted", id, gen, "no runtime owned it", NULL);
-    pdk_ask_idle(rt, id, incarnation);
-}
-
-int pdk_reconcile(pdk_runtime *rt, pdk_error *err)
-{
-    PDK_AUTO_PACK list = PDK_NO_PACK;
-    pdk_view key, info;
-    size_t cursor = 0;
-    if (!pdk_iface_has(rt->backend, "list"))
-        return 0;
-    if (pdk_engine_list(rt, &list, err) < 0)
-        return -1;
-    while (pdk_view_next(pdk_view_of(&list), &cursor, &key, &info))
-        adopt(rt, info);
     return 0;
 }
 

@@ -27,15 +27,30 @@ pdk_limit pdk_limit_for(const pdk_limit *outer, double timeout)
     return l;
 }
 
-int pdk_call_enter(pdk_runtime *rt, pdk_error *err)
+pdk_ns pdk_lease_now(pdk_runtime *rt)
+{
+    return pdk_clock_is_manual(rt->clock) ? pdk_clock_now(rt->clock) : pdk_now_boottime();
+}
+
+static int enter(pdk_runtime *rt, bool only_looks, pdk_error *err)
 {
     if (rt->pid != getpid())
         return pdk_fail(err, PDK_E_CLOSED, 0, "this runtime belongs to the process that forked this one");
     PDK_GUARD(rt->lock);
-    if (atomic_load(&rt->closing))
+    if (only_looks ? rt->closed : atomic_load(&rt->closing))
         return pdk_fail(err, PDK_E_CLOSED, 0, "the runtime is closed");
     rt->calls++;
     return 0;
+}
+
+int pdk_call_enter(pdk_runtime *rt, pdk_error *err)
+{
+    return enter(rt, false, err);
+}
+
+int pdk_look_enter(pdk_runtime *rt, pdk_error *err)
+{
+    return enter(rt, true, err);
 }
 
 void pdk_call_leave(pdk_runtime *rt)
@@ -461,6 +476,7 @@ void pdk_runtime_free(pdk_runtime *rt)
     while (rt->lease != NULL && pdk_runtime_reset(rt, &err) < 0) /* a thread at work cannot be left behind with freed memory */
         pdk_emit(rt, PDK_WARN, "free_waits", NULL, NULL, NULL, &err);
     pdk_state_dir_leave(rt);
+    pdk_reconcile_forget(rt);
     pdk_pool_free(&rt->pool);
     pdk_iface_free(rt->backend);
     pdk_policies_free(rt->policies);

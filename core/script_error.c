@@ -6,7 +6,7 @@
 #include <stdlib.h>
 
 #define ERROR_TYPE "paddock.error" /* the metatable's name in each state's registry */
-#define CAUSES 8                   /* causes that cross; more would be a cycle */
+#define CAUSES     8               /* causes that cross; more would be a cycle */
 
 static int error_tostring(lua_State *L)
 {

@@ -13,16 +13,16 @@ typedef struct pdk_lua_thread { /* one lua thread for entries; kept and used aga
 
 struct pdk_script {
     atomic_int refs;
-    pdk_mutex lock;        /* the Lua mutex */
-    lua_State *main;       /* lock; builds the universe, and is idle afterwards */
-    lua_State *maker;      /* lock; where new lua threads are made, as that may raise */
-    pdk_budget *budget;    /* lock; of the policy call that runs now, or NULL */
-    uint64_t armings;      /* lock; of budgets, so far */
-    pdk_lua_thread *idle;  /* lock */
-    int idle_count;        /* lock */
-    atomic_size_t bytes;   /* written under lock, read by anyone */
-    pdk_mutex drop_lock;   /* never held while another lock is taken */
-    int *dropped;          /* drop_lock; references to give back at the next entry */
+    pdk_mutex lock;                    /* the Lua mutex */
+    lua_State *main;                   /* lock; builds the universe, and is idle afterwards */
+    lua_State *maker;                  /* lock; where new lua threads are made, as that may raise */
+    pdk_budget *budget;                /* lock; of the policy call that runs now, or NULL */
+    uint64_t armings;                  /* lock; of budgets, so far */
+    pdk_lua_thread *idle;              /* lock */
+    int idle_count;                    /* lock */
+    atomic_size_t bytes;               /* written under lock, read by anyone */
+    pdk_mutex drop_lock;               /* never held while another lock is taken */
+    int *dropped;                      /* drop_lock; references to give back at the next entry */
     size_t dropped_count, dropped_cap; /* drop_lock */
     atomic_bool any_dropped;
 };

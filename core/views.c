@@ -16,7 +16,7 @@ static void put_lease(pdk_runtime *rt, const pdk_entry *e, pdk_pack *out, pdk_ma
     pdk_kv_bool(out, &l, "ours", true);
     pdk_kv_int(out, &l, "token", e->token);
     if (e->lease_until > 1)
-        pdk_kv_num(out, &l, "seconds_left", pdk_to_seconds(e->lease_until - pdk_clock_now(rt->clock)));
+        pdk_kv_num(out, &l, "seconds_left", pdk_to_seconds(e->lease_until - pdk_lease_now(rt)));
     pdk_end(out, &l);
 }
 
@@ -82,7 +82,7 @@ static int packed(const pdk_pack *out, pdk_error *err)
 
 int pdk_runtime_list(pdk_runtime *rt, pdk_pack *out, pdk_error *err)
 {
-    PDK_CALL(rt, err, -1);
+    PDK_LOOK(rt, err, -1);
     PDK_GUARD(rt->pool.registry);
     pdk_mark list = pdk_begin_list(out);
     for (pdk_node *n = pdk_map_each(&rt->pool.ids, NULL); n != NULL; n = pdk_map_each(&rt->pool.ids, n)) {
@@ -95,7 +95,7 @@ int pdk_runtime_list(pdk_runtime *rt, pdk_pack *out, pdk_error *err)
 
 int pdk_runtime_inspect(pdk_runtime *rt, const char *id, const pdk_identity *who, pdk_pack *out, pdk_error *err)
 {
-    PDK_CALL(rt, err, -1);
+    PDK_LOOK(rt, err, -1);
     PDK_GUARD(rt->pool.registry);
     pdk_entry *e = id != NULL ? pdk_pool_find(&rt->pool, id) : pdk_pool_by_identity(&rt->pool, who);
     for (pdk_node *n = pdk_map_each(&rt->pool.ids, NULL); e == NULL && id == NULL && n != NULL; n = pdk_map_each(&rt->pool.ids, n)) {
@@ -112,7 +112,7 @@ int pdk_runtime_inspect(pdk_runtime *rt, const char *id, const pdk_identity *who
 
 int pdk_runtime_stats(pdk_runtime *rt, pdk_pack *out, pdk_error *err)
 {
-    PDK_CALL(rt, err, -1);
+    PDK_LOOK(rt, err, -1);
     size_t memory = pdk_script_memory(rt->script), turns = pdk_serial_keys(rt->serial);
     pdk_mark m = pdk_begin_map(out);
     {
@@ -139,7 +139,7 @@ int pdk_runtime_stats(pdk_runtime *rt, pdk_pack *out, pdk_error *err)
 
 int pdk_runtime_capabilities(pdk_runtime *rt, pdk_pack *out, pdk_error *err)
 {
-    PDK_CALL(rt, err, -1);
+    PDK_LOOK(rt, err, -1);
     pdk_view backend = pdk_iface_field(rt->backend, "capabilities"), k, v;
     size_t cursor = 0;
     pdk_mark m = pdk_begin_map(out);
@@ -233,7 +233,7 @@ static void explain_reuse(pdk_runtime *rt, const char *id, const pdk_identity *w
 
 int pdk_runtime_explain(pdk_runtime *rt, const pdk_identity *who, pdk_view request, pdk_pack *out, pdk_error *err)
 {
-    PDK_CALL(rt, err, -1);
+    PDK_LOOK(rt, err, -1);
     PDK_AUTO_PACK requirements = PDK_NO_PACK, mounts = PDK_NO_PACK, ctx = PDK_NO_PACK, sets = PDK_NO_PACK;
     PDK_AUTO_ERROR why = PDK_NO_ERROR;
     char id[64] = "";

@@ -17,33 +17,33 @@
 #include <time.h>
 #include <unistd.h>
 
-#define CHUNK 65536
+#define CHUNK       65536
 #define STDIN_QUEUE 65536
-#define GRACE 0.05     /* seconds that output of a finished command may still take, e.g. from >(filters) */
-#define STUCK_AFTER 10 /* seconds after which a killed process that stays is reported, not waited for */
+#define GRACE       0.05 /* seconds that output of a finished command may still take, e.g. from >(filters) */
+#define STUCK_AFTER 10   /* seconds after which a killed process that stays is reported, not waited for */
 
 typedef enum cmd_phase { STARTING, RUNNING, ENDING, BACKGROUND } cmd_phase;
 
 struct guest_cmd {
     guest_cmd *next;
     cmd_phase phase;
-    pid_t keeper;             /* 0 once it is reaped */
+    pid_t keeper; /* 0 once it is reaped */
     pid_t child;
     guest_watch control;
-    guest_watch out[2];       /* [0] stdout or the terminal, [1] stderr */
+    guest_watch out[2]; /* [0] stdout or the terminal, [1] stderr */
     bool paused[2];
     guest_watch in;
-    char *queue;              /* standard input not yet written */
+    char *queue; /* standard input not yet written */
     size_t queued, queue_at;
     bool in_close, in_full;
     bool pty, background, abandoned, child_ended;
     uint64_t token, oom_before;
     int64_t started;
-    int status;               /* of the direct child, as waitpid */
+    int status; /* of the direct child, as waitpid */
     guest_kill killed;
     bool leftover;
     guest_timer limit, grace, stuck;
-    guest_fault fault;        /* code != NULL: it never ran */
+    guest_fault fault; /* code != NULL: it never ran */
     void *ctx;
     void (*on_output)(guest_cmd *, void *, int, const char *, size_t);
     void (*on_stdin_room)(guest_cmd *, void *);
@@ -53,9 +53,9 @@ struct guest_cmd {
 
 static guest_cmd *commands;
 static guest_timer kill_timer, sweep_timer;
-static int kill_rounds;       /* since the last new victim: later rounds come more slowly */
-static bool strays;           /* a keeper died before its time: its processes are ours now */
-static char chunk[CHUNK];     /* for reading; only the pages that output fills are ever touched */
+static int kill_rounds;   /* since the last new victim: later rounds come more slowly */
+static bool strays;       /* a keeper died before its time: its processes are ours now */
+static char chunk[CHUNK]; /* for reading; only the pages that output fills are ever touched */
 
 static void cmd_try_end(guest_cmd *c);
 static void kill_soon(void);
@@ -186,7 +186,11 @@ static pid_t cmd_fork(const guest_cmd_spec *spec, const pipes *p, guest_fault *f
     char **env = env_build(spec->env, cwd, own);
     keeper_job job = {
         .fds = { spec->pty ? p->out[1] : p->in[0], p->out[1], spec->pty ? p->out[1] : p->err[1] },
-        .fd_count = 3, .control = p->control[1], .pty = spec->pty, .cwd = cwd, .env = env,
+        .fd_count = 3,
+        .control = p->control[1],
+        .pty = spec->pty,
+        .cwd = cwd,
+        .env = env,
         .argv = spec->text != NULL ? shell_argv : spec->argv,
     };
     for (int i = 0; spec->has_extra_fds && i < 4 && spec->extra_fds[i] >= 0; i++)
@@ -432,7 +436,9 @@ static void on_sweep(guest_timer *t)
 
 static void end_fill(const guest_cmd *c, guest_cmd_end *end)
 {
-    *end = (guest_cmd_end){ .killed = c->killed, .leftover = c->leftover, .failed = c->fault.code != NULL, .fault = c->fault };
+    *end = (guest_cmd_end){
+        .killed = c->killed, .leftover = c->leftover, .failed = c->fault.code != NULL, .fault = c->fault
+    };
     end->duration = (double)(guest_now() - c->started) / 1e9;
     if (WIFSIGNALED(c->status)) {
         end->signal = WTERMSIG(c->status);
@@ -505,7 +511,8 @@ static void cmd_failed(guest_cmd *c, const keeper_msg *m)
     if (m->stage == STAGE_FORK && m->value == EAGAIN)
         guest_fail(&c->fault, 503, "process_limit", m->value, "process limit: the sandbox may not start another process");
     else if (m->stage == STAGE_CWD)
-        guest_fail(&c->fault, 422, "invalid_cwd", m->value, "cannot change to the working directory: %s", strerror(m->value));
+        guest_fail(&c->fault, 422, "invalid_cwd", m->value, "cannot change to the working directory: %s",
+                   strerror(m->value));
     else if (m->stage == STAGE_EXEC && m->value == E2BIG)
         guest_fail(&c->fault, 413, "too_large", m->value, "command or environment is longer than the kernel takes");
     else if (m->stage == STAGE_EXEC)

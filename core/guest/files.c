@@ -18,26 +18,27 @@
 #include <unistd.h>
 
 #define LINKS_MAX 16
-#define LIST_MAX 100000
+#define LIST_MAX  100000
 
 struct guest_upload {
     int dir, fd;
     bool no_overwrite;
     char name[256], temp[40];
-    char *path;                 /* for messages */
+    char *path; /* for messages */
 };
 
 /* ---- resolving ---- */
 
 typedef struct place { /* a mount root, and the path beneath it */
     int root;
-    bool whole;        /* the root is "/" */
-    const char *rest;  /* relative; "." = the root itself */
+    bool whole;       /* the root is "/" */
+    const char *rest; /* relative; "." = the root itself */
 } place;
 
 static int resolve(int dir, const char *path, int flags, mode_t mode, uint64_t how)
 {
-    struct open_how h = { .flags = (uint64_t)(unsigned)(flags | O_CLOEXEC), .mode = mode,
+    struct open_how h = { .flags = (uint64_t)(unsigned)(flags | O_CLOEXEC),
+                          .mode = mode,
                           .resolve = how | RESOLVE_NO_MAGICLINKS };
     long fd = -1;
     for (int tries = 0; tries < 32; tries++) { /* EAGAIN: a rename elsewhere raced with "..", the kernel cannot be sure */
@@ -92,7 +93,8 @@ int guest_open(const char *path, int flags, guest_fault *f)
     place p;
     if (place_find(path, &p, f) < 0)
         return -1;
-    int fd = place_open(&p, p.rest, flags & O_PATH ? flags : flags | O_NONBLOCK); /* O_PATH takes few flags, and never waits */
+    int fd = place_open(&p, p.rest,
+                        flags & O_PATH ? flags : flags | O_NONBLOCK); /* O_PATH takes few flags, and never waits */
     int sys = errno;
     close(p.root);
     return fd >= 0 ? fd : guest_fail_errno(f, sys, "cannot open", path);
@@ -436,8 +438,8 @@ static json_t *list_entry(int dir, const char *path, const char *name)
     char mode[8], full[PATH_MAX + 300];
     snprintf(mode, sizeof mode, "%04o", (unsigned)st.st_mode & 07777);
     snprintf(full, sizeof full, "%s%s%s", path, path[strlen(path) - 1] == '/' ? "" : "/", name);
-    json_t *entry = json_pack("{s:b, s:b, s:I, s:f, s:s}", "is_directory", S_ISDIR(st.st_mode), "is_link", S_ISLNK(st.st_mode),
-                              "size", (json_int_t)st.st_size, "modified_time",
+    json_t *entry = json_pack("{s:b, s:b, s:I, s:f, s:s}", "is_directory", S_ISDIR(st.st_mode), "is_link",
+                              S_ISLNK(st.st_mode), "size", (json_int_t)st.st_size, "modified_time",
                               (double)st.st_mtim.tv_sec + (double)st.st_mtim.tv_nsec / 1e9, "mode", mode);
     if (entry != NULL) {
         put_name(entry, "name", name);

@@ -14,14 +14,14 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define HEAD_SECONDS 10    /* from the first byte of a request to the end of its headers */
-#define BODY_SECONDS 60    /* between two bytes of a body that is kept or stored */
-#define DISCARD_SECONDS 5  /* for the rest of a body that nobody wants */
-#define WRITE_SECONDS 60   /* without any progress of a complete reply */
-#define IDLE_SECONDS 300   /* of a connection that never showed a valid token */
-#define HEAD_MAX (64u << 10)
-#define HEADERS_MAX 100
-#define KEPT_MAX (64u << 20)
+#define HEAD_SECONDS    10  /* from the first byte of a request to the end of its headers */
+#define BODY_SECONDS    60  /* between two bytes of a body that is kept or stored */
+#define DISCARD_SECONDS 5   /* for the rest of a body that nobody wants */
+#define WRITE_SECONDS   60  /* without any progress of a complete reply */
+#define IDLE_SECONDS    300 /* of a connection that never showed a valid token */
+#define HEAD_MAX        (64u << 10)
+#define HEADERS_MAX     100
+#define KEPT_MAX        (64u << 20)
 
 static guest_watch listener;
 static guest_timer accept_retry;

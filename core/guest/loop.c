@@ -18,11 +18,11 @@
 
 static int epoll_fd = -1;
 static int64_t now_ns;
-static guest_timer *timers;       /* sorted: the earliest first */
-static int64_t timer_set;         /* what timer_watch is set to; 0 = not set */
+static guest_timer *timers; /* sorted: the earliest first */
+static int64_t timer_set;   /* what timer_watch is set to; 0 = not set */
 static guest_watch timer_watch, signal_watch;
 static struct epoll_event batch[BATCH];
-static int batch_at, batch_n;     /* events of the batch not yet delivered: batch[batch_at .. batch_n) */
+static int batch_at, batch_n; /* events of the batch not yet delivered: batch[batch_at .. batch_n) */
 
 int64_t guest_now(void)
 {

@@ -27,10 +27,10 @@ typedef struct fence_wait {
 } fence_wait;
 
 static struct {
-    uint64_t token;                  /* the largest that a fence brought */
+    uint64_t token; /* the largest that a fence brought */
     bool doomed, has_record, record_watched;
     uint64_t doom_expected, doom_token;
-    int64_t contact;                 /* when the orphan clock was last wound up */
+    int64_t contact; /* when the orphan clock was last wound up */
     fence_wait *fences;
     guest_watch start, record;
     guest_timer orphan, record_check;
@@ -65,8 +65,8 @@ json_t *guest_state_json(void)
     unsigned running = guest_cmd_foreground();
     bool stopped = running > 0 || guest_http_contacts() > 0;
     double idle = stopped ? 0 : (double)(guest_now() - state.contact) / 1e9;
-    return json_pack("{s:s, s:s, s:b, s:i, s:i, s:f, s:I, s:s}", "generation", guest_conf.generation, "token", token, "doomed",
-                     state.doomed, "commands", (int)running, "trees", (int)guest_cmd_trees(), "idle_seconds", idle,
+    return json_pack("{s:s, s:s, s:b, s:i, s:i, s:f, s:I, s:s}", "generation", guest_conf.generation, "token", token,
+                     "doomed", state.doomed, "commands", (int)running, "trees", (int)guest_cmd_trees(), "idle_seconds", idle,
                      "oom_kills", (json_int_t)guest_oom_kills(), "version", GUEST_VERSION);
 }
 
@@ -252,8 +252,8 @@ static void route_doom(guest_req *req)
         return;
     }
     if (!state.doomed && (expected != state.token || !guest_token_allows(req->token, &f))) {
-        guest_fail(&f, 409, "token_mismatch", 0, "the largest token here is %llu, not %llu",
-                   (unsigned long long)state.token, (unsigned long long)expected);
+        guest_fail(&f, 409, "token_mismatch", 0, "the largest token here is %llu, not %llu", (unsigned long long)state.token,
+                   (unsigned long long)expected);
         guest_reply_fault(req, &f);
         return;
     }
@@ -273,7 +273,8 @@ static void route_doom(guest_req *req)
 static void reply_no_route(guest_req *req, int status)
 {
     guest_fault f;
-    guest_fail(&f, status, status == 405 ? "no_method" : "no_route", 0, "there is no %s %.150s here", req->method, req->path);
+    guest_fail(&f, status, status == 405 ? "no_method" : "no_route", 0, "there is no %s %.150s here", req->method,
+               req->path);
     guest_reply_fault(req, &f);
 }
 

@@ -12,39 +12,39 @@ void guest_watch_close(guest_watch *w); /* drops the watch and closes its fd; al
 
 /* ---- main.c ---- */
 void guest_exit(int status) __attribute__((noreturn)); /* ends what runs here first, unless the kernel does (pid 1) */
-void guest_contact(void);       /* a valid token was seen, or something that stopped the orphan clock has ended */
-void guest_cmds_changed(void);  /* a command's tree is gone: a waiting fence may be answerable */
+void guest_contact(void);               /* a valid token was seen, or something that stopped the orphan clock has ended */
+void guest_cmds_changed(void);          /* a command's tree is gone: a waiting fence may be answerable */
 void guest_route_begin(guest_req *req); /* headers complete: checks the token, picks the route */
 void guest_route_end(guest_req *req);   /* body complete and kept: runs the route */
 
 /* ---- http.c ---- */
-int guest_http_listen(int fd); /* 0 or -1 */
-void guest_http_flush(void);   /* once per loop round */
+int guest_http_listen(int fd);      /* 0 or -1 */
+void guest_http_flush(void);        /* once per loop round */
 unsigned guest_http_contacts(void); /* open connections that have shown a valid token */
 void guest_http_mark_contact(guest_req *req);
 
 /* ---- exec.c ---- */
-void guest_reap(void);                        /* SIGCHLD: all that ended */
-unsigned guest_cmd_foreground(void);          /* commands that stop the orphan clock */
-unsigned guest_cmd_trees(void);               /* trees that have a live process, background ones included */
-bool guest_cmd_below(uint64_t token);         /* any tree of a smaller token left? */
-void guest_cmd_kill_below(uint64_t token);    /* fence */
-void guest_cmd_kill_all(guest_kill why);      /* doom, exit */
-void guest_cmd_kill_wait(double seconds);     /* blocks: kills all trees; only on the way out */
+void guest_reap(void);                     /* SIGCHLD: all that ended */
+unsigned guest_cmd_foreground(void);       /* commands that stop the orphan clock */
+unsigned guest_cmd_trees(void);            /* trees that have a live process, background ones included */
+bool guest_cmd_below(uint64_t token);      /* any tree of a smaller token left? */
+void guest_cmd_kill_below(uint64_t token); /* fence */
+void guest_cmd_kill_all(guest_kill why);   /* doom, exit */
+void guest_cmd_kill_wait(double seconds);  /* blocks: kills all trees; only on the way out */
 uint64_t guest_oom_kills(void);
 bool guest_cmd_killed(const guest_cmd *cmd); /* it is being killed, or dead */
 
 /* ---- keeper.c: the process between the guest and a command ---- */
 typedef struct keeper_msg { /* what it writes to its control pipe, each in one write */
     enum { KEEPER_STARTED = 1, KEEPER_FAILED, KEEPER_ENDED } kind;
-    int value;              /* pid; errno; wait status */
+    int value; /* pid; errno; wait status */
     enum { STAGE_NONE, STAGE_FORK, STAGE_CWD, STAGE_EXEC, STAGE_SETUP } stage;
 } keeper_msg;
 typedef struct keeper_job {
-    int fds[8];             /* become 0, 1, 2, 3, ... of the command */
+    int fds[8]; /* become 0, 1, 2, 3, ... of the command */
     int fd_count;
-    int control;            /* write end */
-    bool pty;               /* fds[0] becomes the controlling terminal */
+    int control; /* write end */
+    bool pty;    /* fds[0] becomes the controlling terminal */
     const char *cwd;
     const char *const *argv;
     char *const *env;
@@ -58,22 +58,22 @@ int guest_kill_round(const pid_t *keepers, int n, const pid_t *all_keepers, int 
 typedef struct guest_run guest_run;
 void guest_run_begin(guest_req *req); /* streams the body */
 
-struct guest_run {              /* one exec call, from its body's first byte to its reply's end */
-    guest_req *req;             /* NULL once the client is gone */
-    guest_run *next;            /* in a session's queue */
-    char *head;                 /* the frames before standard input, collected */
+struct guest_run {   /* one exec call, from its body's first byte to its reply's end */
+    guest_req *req;  /* NULL once the client is gone */
+    guest_run *next; /* in a session's queue */
+    char *head;      /* the frames before standard input, collected */
     size_t head_len, head_cap;
     bool in_stdin, body_done, started;
-    bool retried;               /* its session's shell died before the command began; once is enough */
+    bool retried; /* its session's shell died before the command began; once is enough */
     char *text, *cwd, *session;
     char **env;
     size_t env_n;
     double limit;
     uint64_t max, kept[2], token;
     bool truncated;
-    guest_cmd *cmd;             /* without a session */
-    struct guest_session *on;   /* with one */
-    char *early;                /* standard input that came before the session's turn */
+    guest_cmd *cmd;           /* without a session */
+    struct guest_session *on; /* with one */
+    char *early;              /* standard input that came before the session's turn */
     size_t early_len, early_cap;
 };
 bool guest_run_output(guest_run *run, int stream, const char *data, size_t len); /* false: full, wait for on_drain */

@@ -12,12 +12,10 @@ static const char *reason_of(int status)
 {
     switch (status) {
 #define XX(num, name, string) \
-    case num:                 \
-        return #string;
+    case num: return #string;
         HTTP_STATUS_MAP(XX)
 #undef XX
-    default:
-        return "Status";
+    default: return "Status";
     }
 }
 

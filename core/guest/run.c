@@ -9,8 +9,8 @@
 #include <string.h>
 
 #define HEAD_LIMIT (4u << 20) /* all frames before standard input */
-#define ENV_LIMIT 1000
-#define FRAME_MAX 65536
+#define ENV_LIMIT  1000
+#define FRAME_MAX  65536
 
 static char frame[8 + FRAME_MAX]; /* one output frame; only the pages that output fills are ever touched */
 
@@ -143,9 +143,17 @@ static void on_stdin_room(guest_cmd *cmd, void *ctx)
 static int run_command(guest_run *run, guest_fault *f)
 {
     guest_cmd_spec spec = {
-        .text = run->text, .cwd = run->cwd, .env = (const char *const *)run->env, .want_stdin = run->in_stdin,
-        .limit = run->limit, .token = run->token, .ctx = run, .on_output = on_output, .on_start = on_start,
-        .on_end = on_cmd_end, .on_stdin_room = on_stdin_room,
+        .text = run->text,
+        .cwd = run->cwd,
+        .env = (const char *const *)run->env,
+        .want_stdin = run->in_stdin,
+        .limit = run->limit,
+        .token = run->token,
+        .ctx = run,
+        .on_output = on_output,
+        .on_start = on_start,
+        .on_end = on_cmd_end,
+        .on_stdin_room = on_stdin_room,
     };
     run->cmd = guest_cmd_start(&spec, f);
     return run->cmd != NULL ? 0 : -1;
@@ -250,16 +258,13 @@ static int frame_take(guest_run *run, char type, const char *data, size_t len, g
 {
     char text[32], *end;
     switch (type) {
-    case 'c':
-        return text_set(&run->text, data, len, "command", f);
+    case 'c': return text_set(&run->text, data, len, "command", f);
     case 'd':
         if (len == 0 || data[0] != '/')
             return guest_fail(f, 422, "invalid_cwd", 0, "the working directory is no absolute path");
         return text_set(&run->cwd, data, len, "working directory", f);
-    case 's':
-        return text_set(&run->session, data, len, "session", f);
-    case 'e':
-        return env_add(run, data, len, f);
+    case 's': return text_set(&run->session, data, len, "session", f);
+    case 'e': return env_add(run, data, len, f);
     case 't':
         if (number(data, len, text, f) < 0)
             return -1;
@@ -273,8 +278,7 @@ static int frame_take(guest_run *run, char type, const char *data, size_t len, g
         if (!guest_parse_u64(text, &run->max))
             return guest_fail(f, 422, "invalid_argument", 0, "the output limit %s is no number", text);
         return 0;
-    default:
-        return guest_fail(f, 422, "invalid_argument", 0, "unknown frame type %d", (unsigned char)type);
+    default: return guest_fail(f, 422, "invalid_argument", 0, "unknown frame type %d", (unsigned char)type);
     }
 }
 

@@ -17,7 +17,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define GRACE 0.05
+#define GRACE  0.05
 #define ID_MAX 128
 
 typedef struct turn {
@@ -37,14 +37,14 @@ typedef struct guest_session {
     bool closing, had_shell, busy;
     guest_cmd *shell;
     guest_run *queue;
-    turn t;                    /* t.run != NULL: a command is running */
+    turn t; /* t.run != NULL: a command is running */
     unsigned count;
     guest_watch status;
-    char line[64];             /* of the status pipe, incomplete */
+    char line[64]; /* of the status pipe, incomplete */
     size_t line_len;
-    char *script;              /* not yet taken by the shell's input */
+    char *script; /* not yet taken by the shell's input */
     size_t script_at, script_len;
-    char dir[64];              /* of the fifos; "" = none */
+    char dir[64]; /* of the fifos; "" = none */
 } guest_session;
 
 typedef struct drain { /* the output of what a finished command left behind */
@@ -397,9 +397,15 @@ static int shell_start(guest_session *s, uint64_t token, guest_fault *f)
         return guest_fail(f, 503, "no_descriptors", errno, "cannot open a session's pipes: %s", strerror(errno));
     }
     fcntl(status[1], F_SETFL, 0); /* the shell's end waits as usual */
-    guest_cmd_spec spec = { .argv = strcmp(shell, "/bin/bash") == 0 ? bash : sh, .want_stdin = true, .background = true,
-                            .extra_fds = { status[1], -1, -1, -1 }, .has_extra_fds = true, .token = token, .ctx = s,
-                            .on_stdin_room = on_shell_room, .on_end = on_shell_end };
+    guest_cmd_spec spec = { .argv = strcmp(shell, "/bin/bash") == 0 ? bash : sh,
+                            .want_stdin = true,
+                            .background = true,
+                            .extra_fds = { status[1], -1, -1, -1 },
+                            .has_extra_fds = true,
+                            .token = token,
+                            .ctx = s,
+                            .on_stdin_room = on_shell_room,
+                            .on_end = on_shell_end };
     s->shell = guest_cmd_start(&spec, f);
     close(status[1]);
     if (s->shell == NULL) {
@@ -431,8 +437,8 @@ static void put_script(FILE *out, const guest_session *s, const guest_run *run)
     fprintf(out, "{ command printf 'b%u\\n' >&3; ", s->t.n);
     for (size_t i = 0; i < run->env_n; i++) {
         int name = (int)strcspn(run->env[i], "=");
-        fprintf(out, "__pdk_s_%.*s=${%.*s+x} __pdk_v_%.*s=${%.*s-}; export %.*s=", name, run->env[i], name, run->env[i], name,
-                run->env[i], name, run->env[i], name, run->env[i]);
+        fprintf(out, "__pdk_s_%.*s=${%.*s+x} __pdk_v_%.*s=${%.*s-}; export %.*s=", name, run->env[i], name, run->env[i],
+                name, run->env[i], name, run->env[i], name, run->env[i]);
         put_quoted(out, run->env[i] + name + 1);
         fputs("; ", out);
     }
@@ -453,13 +459,16 @@ static void put_script(FILE *out, const guest_session *s, const guest_run *run)
     for (size_t i = 0; i < run->env_n; i++) {
         int name = (int)strcspn(run->env[i], "=");
         const char *e = run->env[i];
-        fprintf(out, "if [ -n \"$__pdk_s_%.*s\" ]; then %.*s=$__pdk_v_%.*s; else unset %.*s; fi; unset __pdk_s_%.*s __pdk_v_%.*s; ",
-                name, e, name, e, name, e, name, e, name, e, name, e);
+        fprintf(
+            out,
+            "if [ -n \"$__pdk_s_%.*s\" ]; then %.*s=$__pdk_v_%.*s; else unset %.*s; fi; unset __pdk_s_%.*s __pdk_v_%.*s; ",
+            name, e, name, e, name, e, name, e, name, e, name, e);
     }
     fprintf(out, "command printf 's%u %%s\\n' \"%s\" >&3\n", s->t.n, run->env_n > 0 ? "$__pdk_r" : "$?");
 }
 
-static int fifo_open(guest_session *s, char kind, int flags, guest_watch *w, void (*fn)(guest_watch *, uint32_t), guest_fault *f)
+static int fifo_open(guest_session *s, char kind, int flags, guest_watch *w, void (*fn)(guest_watch *, uint32_t),
+                     guest_fault *f)
 {
     char path[96];
     fifo_path(s, kind, path);
@@ -472,8 +481,8 @@ static int fifo_open(guest_session *s, char kind, int flags, guest_watch *w, voi
     if (w->fd >= 0)
         return 0;
     bool full = errno == ENOSPC || errno == EDQUOT;
-    return guest_fail(f, full ? 507 : 503, full ? "no_space" : "session_broken", errno, "cannot make a session's pipe %s: %s", path,
-                      strerror(errno));
+    return guest_fail(f, full ? 507 : 503, full ? "no_space" : "session_broken", errno,
+                      "cannot make a session's pipe %s: %s", path, strerror(errno));
 }
 
 static int turn_script(guest_session *s, guest_run *run, guest_fault *f)
@@ -499,7 +508,8 @@ static int turn_begin(guest_session *s, guest_run *run, guest_fault *f)
 {
     bool reset = s->t.reset;
     s->t = (turn){ .n = ++s->count, .reset = reset, .in.fd = -1, .out[0].fd = -1, .out[1].fd = -1 };
-    if (fifo_open(s, 'o', O_RDONLY, &s->t.out[0], on_out, f) < 0 || fifo_open(s, 'e', O_RDONLY, &s->t.out[1], on_out, f) < 0 ||
+    if (fifo_open(s, 'o', O_RDONLY, &s->t.out[0], on_out, f) < 0 ||
+        fifo_open(s, 'e', O_RDONLY, &s->t.out[1], on_out, f) < 0 ||
         (run->in_stdin && fifo_open(s, 'i', O_RDWR, &s->t.in, on_in, f) < 0) || turn_script(s, run, f) < 0) {
         turn_streams_close(s);
         fifo_unlink_all(s);
@@ -615,7 +625,8 @@ static guest_session *session_make(const char *id, guest_fault *f)
         good = good && (unsigned char)*p >= ' ' && *p != 127;
     json_decref(text);
     if (!good)
-        guest_fail(f, 422, "invalid_argument", 0, "a session id is 1 to %d bytes of UTF-8 without control characters", ID_MAX);
+        guest_fail(f, 422, "invalid_argument", 0, "a session id is 1 to %d bytes of UTF-8 without control characters",
+                   ID_MAX);
     else if (n >= guest_conf.max_sessions)
         guest_fail(f, 429, "session_limit", 0, "there are %u sessions, and no more are allowed", n);
     else {

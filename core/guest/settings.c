@@ -24,15 +24,18 @@ int guest_fail(guest_fault *f, int status, const char *code, int sys, const char
 
 int guest_fail_errno(guest_fault *f, int sys, const char *what, const char *path)
 {
-    static const struct { int sys, status; const char *code; } MAP[] = {
-        { ENOENT, 404, "not_found" },          { EACCES, 403, "permission_denied" },
-        { EPERM, 403, "permission_denied" },   { EEXIST, 409, "already_exists" },
-        { EISDIR, 409, "is_directory" },       { ENOTDIR, 409, "not_a_directory" },
-        { EXDEV, 403, "escapes" },             { ELOOP, 403, "escapes" },
-        { EROFS, 403, "read_only" },           { ENOSPC, 507, "no_space" },
-        { EDQUOT, 507, "no_space" },           { ENAMETOOLONG, 400, "invalid_path" },
-        { ENOMEM, 503, "no_memory" },          { EMFILE, 503, "no_descriptors" },
-        { ENFILE, 503, "no_descriptors" },     { EFBIG, 413, "too_large" },
+    static const struct {
+        int sys, status;
+        const char *code;
+    } MAP[] = {
+        { ENOENT, 404, "not_found" },        { EACCES, 403, "permission_denied" },
+        { EPERM, 403, "permission_denied" }, { EEXIST, 409, "already_exists" },
+        { EISDIR, 409, "is_directory" },     { ENOTDIR, 409, "not_a_directory" },
+        { EXDEV, 403, "escapes" },           { ELOOP, 403, "escapes" },
+        { EROFS, 403, "read_only" },         { ENOSPC, 507, "no_space" },
+        { EDQUOT, 507, "no_space" },         { ENAMETOOLONG, 400, "invalid_path" },
+        { ENOMEM, 503, "no_memory" },        { EMFILE, 503, "no_descriptors" },
+        { ENFILE, 503, "no_descriptors" },   { EFBIG, 413, "too_large" },
     };
     for (size_t i = 0; i < sizeof MAP / sizeof MAP[0]; i++)
         if (MAP[i].sys == sys)

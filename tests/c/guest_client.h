@@ -21,9 +21,9 @@
 typedef struct guest {
     pid_t pid;
     char dir[100], work[120], sock[120], record[120];
-    int start_pipe;   /* our end; -1 = closed */
+    int start_pipe; /* our end; -1 = closed */
     uint64_t token;
-    bool namespaced;  /* in bwrap, as pid 1 */
+    bool namespaced; /* in bwrap, as pid 1 */
 } guest;
 
 typedef struct reply {
@@ -37,12 +37,14 @@ static const char *guest_binary(void)
 {
     static char path[600];
     char exe[500];
-    if (getenv("PADDOCK_GUEST") != NULL) return getenv("PADDOCK_GUEST");
+    if (getenv("PADDOCK_GUEST") != NULL)
+        return getenv("PADDOCK_GUEST");
     ssize_t n = readlink("/proc/self/exe", exe, sizeof exe - 1);
     exe[n > 0 ? n : 0] = '\0';
     char *dir = dirname(exe);
     snprintf(path, sizeof path, "%s/../bin/paddock-guest", dir); /* build/asan/tests and build/asan/bin */
-    if (access(path, X_OK) != 0) snprintf(path, sizeof path, "%s/../../bin/paddock-guest", dir);
+    if (access(path, X_OK) != 0)
+        snprintf(path, sizeof path, "%s/../../bin/paddock-guest", dir);
     return path;
 }
 
@@ -68,13 +70,17 @@ __attribute__((unused)) static int alive_with(const char *marker)
         snprintf(path, sizeof path, "/proc/%s/cmdline", e->d_name);
         int fd = e->d_name[0] >= '1' && e->d_name[0] <= '9' ? open(path, O_RDONLY) : -1;
         ssize_t n = fd >= 0 ? read(fd, line, sizeof line - 1) : 0;
-        if (fd >= 0) close(fd);
+        if (fd >= 0)
+            close(fd);
         for (ssize_t i = 0; i < n; i++)
-            if (line[i] == '\0') line[i] = ' ';
+            if (line[i] == '\0')
+                line[i] = ' ';
         line[n > 0 ? n : 0] = '\0';
-        if (n > 0 && strstr(line, text) != NULL && atoi(e->d_name) != getpid()) count++;
+        if (n > 0 && strstr(line, text) != NULL && atoi(e->d_name) != getpid())
+            count++;
     }
-    if (d != NULL) closedir(d);
+    if (d != NULL)
+        closedir(d);
     free(text);
     return count;
 }
@@ -82,13 +88,17 @@ __attribute__((unused)) static int alive_with(const char *marker)
 static void guest_child(const guest *g, const int fds[4], const char *prefix)
 {
     int high[4];
-    for (int i = 0; i < 4; i++) high[i] = fcntl(fds[i], F_DUPFD, 100);
-    for (int i = 0; i < 4; i++) dup2(high[i], 3 + i);
-    for (int i = 7; i < 1024; i++) close(i);
+    for (int i = 0; i < 4; i++)
+        high[i] = fcntl(fds[i], F_DUPFD, 100);
+    for (int i = 0; i < 4; i++)
+        dup2(high[i], 3 + i);
+    for (int i = 7; i < 1024; i++)
+        close(i);
     int null = open("/dev/null", O_RDWR);
     dup2(null, 0);
     dup2(null, 1);
-    if (null > 6) close(null);
+    if (null > 6)
+        close(null);
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     signal(SIGPIPE, SIG_DFL);
     if (g->namespaced)
@@ -117,20 +127,26 @@ static bool guest_launch(guest *g, const char *extra, const char *prefix)
     struct sockaddr_un a = { .sun_family = AF_UNIX };
     memcpy(a.sun_path, g->sock, strlen(g->sock) + 1);
     int settings[2], start[2], listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    if (bind(listener, (struct sockaddr *)&a, sizeof a) < 0 || listen(listener, 64) < 0) return false;
-    if (pipe2(settings, O_CLOEXEC) < 0 || pipe2(start, O_CLOEXEC) < 0) return false;
+    if (bind(listener, (struct sockaddr *)&a, sizeof a) < 0 || listen(listener, 64) < 0)
+        return false;
+    if (pipe2(settings, O_CLOEXEC) < 0 || pipe2(start, O_CLOEXEC) < 0)
+        return false;
     int record = open(g->record, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
     char text[4096];
     int n = snprintf(text, sizeof text, "generation=gen1\ntoken=10\norphan_ttl=0\nworkspace=%s\n%s",
                      g->namespaced ? "/tmp/work" : g->work, extra != NULL ? extra : "");
     for (int i = 0; i < n; i++)
-        if (text[i] == '\n') text[i] = '\0';
-    if (write(settings[1], text, (size_t)n) != n) return false;
+        if (text[i] == '\n')
+            text[i] = '\0';
+    if (write(settings[1], text, (size_t)n) != n)
+        return false;
     close(settings[1]);
     int fds[4] = { settings[0], listener, record, start[0] };
     g->pid = fork();
-    if (g->pid == 0) guest_child(g, fds, prefix);
-    for (int i = 0; i < 4; i++) close(fds[i]);
+    if (g->pid == 0)
+        guest_child(g, fds, prefix);
+    for (int i = 0; i < 4; i++)
+        close(fds[i]);
     g->start_pipe = start[1];
     signal(SIGPIPE, SIG_IGN);
     ssize_t told = write(g->start_pipe, "g", 1); /* fails when it has ended already, as bad settings make it */
@@ -145,7 +161,8 @@ static bool guest_ended(guest *g, double seconds, int *status)
             g->pid = 0;
             return true;
         }
-        if (test_now() > until) return false;
+        if (test_now() > until)
+            return false;
         usleep(2000);
     }
 }
@@ -164,7 +181,8 @@ static void guest_end(guest *g)
             test_fail(__FILE__, __LINE__, "the guest did not end when it was told to");
         }
     }
-    if (g->start_pipe >= 0) close(g->start_pipe);
+    if (g->start_pipe >= 0)
+        close(g->start_pipe);
     g->start_pipe = -1;
 }
 
@@ -178,7 +196,8 @@ static int client_connect(const guest *g)
     struct timeval limit = { 30, 0 };
     setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
     setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
-    if (connect(fd, (struct sockaddr *)&a, sizeof a) == 0) return fd;
+    if (connect(fd, (struct sockaddr *)&a, sizeof a) == 0)
+        return fd;
     close(fd);
     return -1;
 }
@@ -187,7 +206,8 @@ static bool client_send(int fd, const void *data, size_t len)
 {
     for (const char *p = data; len > 0;) {
         ssize_t n = send(fd, p, len, MSG_NOSIGNAL);
-        if (n <= 0) return false;
+        if (n <= 0)
+            return false;
         p += n;
         len -= (size_t)n;
     }
@@ -207,7 +227,8 @@ static int reply_body(http_parser *p, const char *data, size_t len)
 static int reply_complete(http_parser *p)
 {
     reply *r = p->data;
-    if (p->status_code == 100) return 0;
+    if (p->status_code == 100)
+        return 0;
     r->complete = true;
     r->status = (int)p->status_code;
     r->keep = http_should_keep_alive(p);
@@ -229,28 +250,34 @@ static reply client_read(int fd)
     static char buf[65536];
     while (!r.complete) {
         ssize_t n = recv(fd, buf, sizeof buf, 0);
-        if (n < 0) break;
+        if (n < 0)
+            break;
         http_parser_execute(&p, &cb, buf, (size_t)n);
-        if (n == 0) break;
+        if (n == 0)
+            break;
     }
-    if (r.body == NULL) r.body = calloc(1, 1);
+    if (r.body == NULL)
+        r.body = calloc(1, 1);
     return r;
 }
 
 /* One request on an open connection: sends it, and the body. `headers`: more lines, each with \r\n. */
-static bool client_request(int fd, const guest *g, const char *method, const char *path, const char *headers, const void *body,
-                           size_t len)
+static bool client_request(int fd, const guest *g, const char *method, const char *path, const char *headers,
+                           const void *body, size_t len)
 {
     char head[8192];
-    int n = snprintf(head, sizeof head, "%s %s HTTP/1.1\r\nHost: x\r\nX-Paddock-Token: %llu\r\nContent-Length: %zu\r\n%s\r\n", method,
-                     path, (unsigned long long)g->token, len, headers != NULL ? headers : "");
+    int n = snprintf(head, sizeof head,
+                     "%s %s HTTP/1.1\r\nHost: x\r\nX-Paddock-Token: %llu\r\nContent-Length: %zu\r\n%s\r\n", method, path,
+                     (unsigned long long)g->token, len, headers != NULL ? headers : "");
     return client_send(fd, head, (size_t)n) && client_send(fd, body, len);
 }
 
-static reply client_call(const guest *g, const char *method, const char *path, const char *headers, const void *body, size_t len)
+static reply client_call(const guest *g, const char *method, const char *path, const char *headers, const void *body,
+                         size_t len)
 {
     int fd = client_connect(g);
-    if (fd < 0) return (reply){ .body = calloc(1, 1) };
+    if (fd < 0)
+        return (reply){ .body = calloc(1, 1) };
     pid_t sender = 0;
     if (len < 65536)
         client_request(fd, g, method, path, headers, body, len);
@@ -284,10 +311,10 @@ typedef struct command {
 } command;
 
 typedef struct outcome {
-    int status;                /* of HTTP */
-    char *out, *err, *error;   /* error: of a refusal */
+    int status;              /* of HTTP */
+    char *out, *err, *error; /* error: of a refusal */
     size_t out_len, err_len;
-    char name[32];             /* the outcome */
+    char name[32]; /* the outcome */
     int exit_code, sig;
     bool truncated, reset, ended;
     double duration, took;
@@ -296,7 +323,8 @@ typedef struct outcome {
 static size_t frame_put(char *to, char type, const char *data, size_t len)
 {
     to[0] = type;
-    for (int i = 0; i < 4; i++) to[1 + i] = (char)(len >> (24 - 8 * i));
+    for (int i = 0; i < 4; i++)
+        to[1 + i] = (char)(len >> (24 - 8 * i));
     memcpy(to + 5, data, len);
     return 5 + len;
 }
@@ -306,10 +334,12 @@ static char *command_body(const command *c, size_t *len)
     char *command = c->text != NULL ? marked(c->text) : NULL;
     const char *text[] = { command, c->session, c->cwd, c->limit, c->max, c->env };
     size_t need = 100, in_len = c->in != NULL ? (c->in_len ? c->in_len : strlen(c->in)) : 0;
-    for (int i = 0; i < 6; i++) need += text[i] != NULL ? strlen(text[i]) + 5 : 0;
+    for (int i = 0; i < 6; i++)
+        need += text[i] != NULL ? strlen(text[i]) + 5 : 0;
     char *body = malloc(need + in_len), *to = body;
     for (int i = 0; i < 6; i++)
-        if (text[i] != NULL) to += frame_put(to, "csdtme"[i], text[i], strlen(text[i]));
+        if (text[i] != NULL)
+            to += frame_put(to, "csdtme"[i], text[i], strlen(text[i]));
     if (c->in != NULL) {
         to += frame_put(to, '0', "", 0);
         memcpy(to, c->in, in_len);
@@ -331,7 +361,8 @@ static void outcome_json(outcome *o, const char *text, size_t len)
     o->reset = json_is_true(json_object_get(j, "session_reset"));
     o->duration = json_real_value(json_object_get(j, "duration"));
     const char *error = json_string_value(json_object_get(j, "error"));
-    if (error != NULL) o->error = strdup(error);
+    if (error != NULL)
+        o->error = strdup(error);
     o->ended = true;
     json_decref(j);
 }
@@ -356,10 +387,14 @@ static outcome outcome_of(reply *r, double since)
     for (size_t at = 0; r->status == 200 && at + 8 <= r->len;) {
         const unsigned char *h = (const unsigned char *)r->body + at;
         size_t n = (size_t)h[4] << 24 | (size_t)h[5] << 16 | (size_t)h[6] << 8 | h[7];
-        if (at + 8 + n > r->len) break;
-        if (h[0] == 1) text_add(&o.out, &o.out_len, r->body + at + 8, n);
-        if (h[0] == 2) text_add(&o.err, &o.err_len, r->body + at + 8, n);
-        if (h[0] == 3) outcome_json(&o, r->body + at + 8, n);
+        if (at + 8 + n > r->len)
+            break;
+        if (h[0] == 1)
+            text_add(&o.out, &o.out_len, r->body + at + 8, n);
+        if (h[0] == 2)
+            text_add(&o.err, &o.err_len, r->body + at + 8, n);
+        if (h[0] == 3)
+            outcome_json(&o, r->body + at + 8, n);
         at += 8 + n;
     }
     reply_free(r);

@@ -17,15 +17,18 @@ static void check_exec(const char *text, const char *out, const char *name, int 
     outcome o = EXEC(g(), .text = text, .limit = "20");
     CHECK_INT(o.status, 200);
     CHECK_STR(o.name, name);
-    if (!CHECK_INT(o.exit_code, code)) fprintf(stderr, "  of %s: %s\n", text, o.err);
-    if (out != NULL) CHECK_STR(o.out, out);
+    if (!CHECK_INT(o.exit_code, code))
+        fprintf(stderr, "  of %s: %s\n", text, o.err);
+    if (out != NULL)
+        CHECK_STR(o.out, out);
     outcome_free(&o);
 }
 
 static bool gone(const char *text)
 {
     for (int i = 0; i < 200; i++) {
-        if (alive_with(text) == 0) return true;
+        if (alive_with(text) == 0)
+            return true;
         usleep(10000);
     }
     return false;
@@ -73,7 +76,8 @@ TEST("input arrives byte for byte, also when there is more than pipes hold")
 {
     size_t n = 3 << 20;
     char *data = malloc(n);
-    for (size_t i = 0; i < n; i++) data[i] = (char)(i * 7 + i / 251);
+    for (size_t i = 0; i < n; i++)
+        data[i] = (char)(i * 7 + i / 251);
     outcome o = EXEC(g(), .text = "cat", .in = data, .in_len = n, .limit = "30");
     CHECK_MEM(o.out, o.out_len, data, n);
     CHECK_INT(o.exit_code, 0);
@@ -111,7 +115,8 @@ TEST("a background process that keeps the pipes does not hold the call up, and l
 
 TEST("a background process may write on after its command without blocking or dying [B080]")
 {
-    outcome o = EXEC(g(), .text = "(for i in $(seq 1 40); do head -c 20000 /dev/zero; done; echo ok > wrote; sleep 0.1) & echo hi");
+    outcome o = EXEC(
+        g(), .text = "(for i in $(seq 1 40); do head -c 20000 /dev/zero; done; echo ok > wrote; sleep 0.1) & echo hi");
     CHECK(o.out_len >= 3);
     CHECK_STR(o.name, "completed");
     outcome_free(&o);
@@ -120,9 +125,11 @@ TEST("a background process may write on after its command without blocking or dy
 
 TEST("at its limit everything of a command is dead, also what left its session or forked twice [B079, B081]")
 {
-    const char *texts[] = { "sleep 300@79 & wait", "setsid sleep 300@79 & setsid -f sleep 300@79; sleep 300@79",
-                            "(setsid sh -c 'sleep 300@79 & sleep 300@79' &) ; (sh -c 'trap \"\" TERM INT HUP; sleep 300@79; sleep 300@79')",
-                            "while :; do :; done" };
+    const char *texts[] = {
+        "sleep 300@79 & wait", "setsid sleep 300@79 & setsid -f sleep 300@79; sleep 300@79",
+        "(setsid sh -c 'sleep 300@79 & sleep 300@79' &) ; (sh -c 'trap \"\" TERM INT HUP; sleep 300@79; sleep 300@79')",
+        "while :; do :; done"
+    };
     for (int i = 0; i < 4; i++) {
         outcome o = EXEC(g(), .text = texts[i], .limit = "0.3");
         CHECK_STR(o.name, "hard_timeout");
@@ -146,15 +153,18 @@ TEST("what was printed before the limit is kept")
 TEST("a fork bomb ends at the limit, and the sandbox goes on [B079]")
 {
     guest f = { 0 };
-    if (geteuid() != 0) SKIP("needs root: the bomb runs as a user who may have 200 processes");
-    REQUIRE(guest_launch(&f, "workspace=/tmp\n", "exec setpriv --reuid 61235 --regid 61235 --clear-groups prlimit --nproc=200 \"$0\""));
+    if (geteuid() != 0)
+        SKIP("needs root: the bomb runs as a user who may have 200 processes");
+    REQUIRE(guest_launch(&f, "workspace=/tmp\n",
+                         "exec setpriv --reuid 61235 --regid 61235 --clear-groups prlimit --nproc=200 \"$0\""));
     chmod(f.sock, 0777);
     const char *bombs[] = { "b() { b | b & }; b; sleep 300@77", "b() { setsid sleep 300@77 & (b &) ; b; }; b 2>/dev/null",
                             "python3 -c 'import os\nwhile True:\n try: os.fork()\n except OSError: pass' 300@77" };
     for (int i = 0; i < 3; i++) {
         outcome o = EXEC(&f, .text = bombs[i], .limit = "0.7");
         CHECK(strcmp(o.name, "hard_timeout") == 0 || strcmp(o.name, "completed") == 0); /* without a python3 */
-        if (!CHECK(o.took < 8)) fprintf(stderr, "  bomb %d took %.1f s\n", i, o.took);
+        if (!CHECK(o.took < 8))
+            fprintf(stderr, "  bomb %d took %.1f s\n", i, o.took);
         outcome_free(&o);
         CHECK_INT(alive_with("300@77"), 0);
         o = EXEC(&f, .text = "echo hi", .limit = "10");
@@ -183,10 +193,12 @@ TEST("two hundred orphans leave no zombie and no tree behind [B110]")
 {
     for (int i = 0; i < 200; i++) {
         outcome o = EXEC(g(), .text = "(sleep 0.01 &) ; (setsid true &)");
-        if (!CHECK_INT(o.exit_code, 0)) break;
+        if (!CHECK_INT(o.exit_code, 0))
+            break;
         outcome_free(&o);
     }
-    for (int i = 0; i < 100 && state_number(g(), "trees") > 0; i++) usleep(10000);
+    for (int i = 0; i < 100 && state_number(g(), "trees") > 0; i++)
+        usleep(10000);
     CHECK_INT(state_number(g(), "trees"), 0);
     char text[200];
     snprintf(text, sizeof text, "ps -o stat= --ppid %d | grep -c Z", (int)g()->pid);
@@ -204,7 +216,8 @@ TEST("a client that goes away takes its command with it [B082]")
     char *body = command_body(&c, &len);
     int fd = client_connect(g());
     client_request(fd, g(), "POST", "/v1/paddock/exec", NULL, body, len);
-    for (int i = 0; i < 200 && alive_with("sleep 300@82") < 2; i++) usleep(10000);
+    for (int i = 0; i < 200 && alive_with("sleep 300@82") < 2; i++)
+        usleep(10000);
     CHECK(alive_with("sleep 300@82") >= 2);
     close(fd);
     CHECK(gone("sleep 300@82"));
@@ -242,7 +255,8 @@ static long rss_of(pid_t pid)
     snprintf(path, sizeof path, "/proc/%d/statm", (int)pid);
     FILE *f = fopen(path, "r");
     CHECK(f != NULL && fscanf(f, "%*d %ld", &pages) == 1);
-    if (f != NULL) fclose(f);
+    if (f != NULL)
+        fclose(f);
     return pages * 4;
 }
 
@@ -263,7 +277,8 @@ TEST("output beyond the bound is dropped and said, and costs no memory [B087]")
     CHECK_STR(o.err, "end\n");
     outcome_free(&o);
     long kb = rss_of(g()->pid);
-    if (!CHECK(kb < 6000)) fprintf(stderr, "  %ld kB\n", kb);
+    if (!CHECK(kb < 6000))
+        fprintf(stderr, "  %ld kB\n", kb);
 }
 
 TEST("a client that reads slowly holds up its own command only [B088]")
@@ -332,37 +347,59 @@ TEST("a command has descriptors 0, 1 and 2, default signals, a session of its ow
 
 TEST("nothing inside can read the guest's memory or descriptors [B023]")
 {
+    if (geteuid() != 0)
+        SKIP("needs root: it reads as another user");
     char text[300];
-    snprintf(text, sizeof text, "setpriv --reuid 65534 --regid 65534 --clear-groups sh -c 'cat /proc/%d/environ; ls /proc/%d/fd; "
-             "cat /proc/%d/mem' 2>&1 | grep -c -i denied", (int)g()->pid, (int)g()->pid, (int)g()->pid);
+    snprintf(text, sizeof text,
+             "setpriv --reuid 65534 --regid 65534 --clear-groups sh -c 'cat /proc/%d/environ; ls /proc/%d/fd; "
+             "cat /proc/%d/mem' 2>&1 | grep -c -i denied",
+             (int)g()->pid, (int)g()->pid, (int)g()->pid);
     check_exec(text, "3\n", "completed", 0);
 }
 
 TEST("bad frames are refused, and nothing is run")
 {
-    const struct { const char *bytes; size_t len; int status; } bad[] = {
-        { "", 0, 422 }, { "x\0\0\0\1a", 6, 422 }, { "c\0\0\0\5ab", 7, 422 }, { "c\377\377\377\377", 5, 413 },
-        { "c\0\0\0\3a\0b", 8, 422 }, { "c\0\0\0\4truet\0\0\0\1x", 15, 422 }, { "c\0\0\0\4truet\0\0\0\2-1", 16, 422 },
-        { "c\0\0\0\4truet\0\0\0\3nan", 17, 422 }, { "c\0\0\0\4truem\0\0\0\2-1", 16, 422 },
-        { "c\0\0\0\4truec\0\0\0\4true", 18, 422 }, { "t\0\0\0\1""50\0\0\0\0", 11, 422 },
+    const struct {
+        const char *bytes;
+        size_t len;
+        int status;
+    } bad[] = {
+        { "", 0, 422 },
+        { "x\0\0\0\1a", 6, 422 },
+        { "c\0\0\0\5ab", 7, 422 },
+        { "c\377\377\377\377", 5, 413 },
+        { "c\0\0\0\3a\0b", 8, 422 },
+        { "c\0\0\0\4truet\0\0\0\1x", 15, 422 },
+        { "c\0\0\0\4truet\0\0\0\2-1", 16, 422 },
+        { "c\0\0\0\4truet\0\0\0\3nan", 17, 422 },
+        { "c\0\0\0\4truem\0\0\0\2-1", 16, 422 },
+        { "c\0\0\0\4truec\0\0\0\4true", 18, 422 },
+        { "t\0\0\0\1"
+          "50\0\0\0\0",
+          11, 422 },
     };
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         reply r = client_call(g(), "POST", "/v1/paddock/exec", NULL, bad[i].bytes, bad[i].len);
-        if (!CHECK_INT(r.status, bad[i].status)) fprintf(stderr, "  of case %zu: %s\n", i, r.body);
+        if (!CHECK_INT(r.status, bad[i].status))
+            fprintf(stderr, "  of case %zu: %s\n", i, r.body);
         reply_free(&r);
     }
 }
 
 TEST("a command at the process limit is refused as such, not as lack of memory [B112]")
 {
+    if (geteuid() != 0)
+        SKIP("needs root: the limit counts the processes of a user who has no others");
     guest few = { 0 };
     /* RLIMIT_NPROC counts the processes of a user: one that has no others */
-    REQUIRE(guest_launch(&few, "workspace=/tmp\n", "exec setpriv --reuid 61234 --regid 61234 --clear-groups prlimit --nproc=12 \"$0\""));
+    REQUIRE(guest_launch(&few, "workspace=/tmp\n",
+                         "exec setpriv --reuid 61234 --regid 61234 --clear-groups prlimit --nproc=12 \"$0\""));
     chmod(few.sock, 0777);
     outcome o = EXEC(&few, .text = "for i in 1 2 3 4 5 6 7 8 9; do sleep 300@12 & done", .limit = "10");
     outcome_free(&o);
     o = EXEC(&few, .text = "echo hi", .limit = "10");
-    if (o.status == 200) fprintf(stderr, "  %s %d %s %s\n", o.name, o.exit_code, o.out, o.err);
+    if (o.status == 200)
+        fprintf(stderr, "  %s %d %s %s\n", o.name, o.exit_code, o.out, o.err);
     CHECK_INT(o.status, 503);
     CHECK_STR(o.error, "process_limit");
     outcome_free(&o);
@@ -392,7 +429,8 @@ static void check_session(const char *id, const char *text, const char *out, con
     CHECK_INT(o.status, 200);
     if (!CHECK_STR(o.name, name) || !CHECK_INT(o.exit_code, code) || !CHECK_INT(o.reset, reset))
         fprintf(stderr, "  of %s: %s%s\n", text, o.err, o.error ? o.error : "");
-    if (out != NULL) CHECK_STR(o.out, out);
+    if (out != NULL)
+        CHECK_STR(o.out, out);
     outcome_free(&o);
 }
 
@@ -417,7 +455,8 @@ TEST("a session keeps directory, variables and functions [B096]")
 TEST("a session's command has input, a directory and variables of its own")
 {
     session_open("in");
-    outcome o = EXEC(g(), .text = "cat; echo \"$S\"; pwd", .session = "in", .in = "typed\n", .env = "S=it's secret", .cwd = "/usr");
+    outcome o = EXEC(g(), .text = "cat; echo \"$S\"; pwd", .session = "in", .in = "typed\n", .env = "S=it's secret",
+                     .cwd = "/usr");
     CHECK_STR(o.out, "typed\nit's secret\n/usr\n");
     outcome_free(&o);
     check_session("in", "echo \"<$S>\"; cat", "<>\n", "completed", 0, false);
@@ -492,7 +531,8 @@ TEST("commands of one session run one after the other")
         wait(&status);
         CHECK_INT(status, 0);
     }
-    check_session("e", "tr '\\n' ' ' < seq", "in1 out1 in2 out2 in3 out3 in4 out4 in5 out5 in6 out6 ", "completed", 0, false);
+    check_session("e", "tr '\\n' ' ' < seq", "in1 out1 in2 out2 in3 out3 in4 out4 in5 out5 in6 out6 ", "completed", 0,
+                  false);
 }
 
 TEST("a deleted session is gone with its shell, and its name can be used again")
@@ -532,7 +572,8 @@ TEST("in the end nothing is left: no command, no tree, no descriptor")
         reply r = simple(g(), "DELETE", path);
         reply_free(&r);
     }
-    for (int i = 0; i < 200 && state_number(g(), "trees") > 0; i++) usleep(10000);
+    for (int i = 0; i < 200 && state_number(g(), "trees") > 0; i++)
+        usleep(10000);
     CHECK_INT(state_number(g(), "trees"), 0);
     CHECK_INT(state_number(g(), "commands"), 0);
     char text[200];
@@ -541,7 +582,8 @@ TEST("in the end nothing is left: no command, no tree, no descriptor")
     FILE *p = popen(text, "r");
     CHECK_INT(fscanf(p, "%d", &n), 1);
     pclose(p);
-    if (!CHECK(n <= 14)) fprintf(stderr, "  %d descriptors\n", n);
+    if (!CHECK(n <= 14))
+        fprintf(stderr, "  %d descriptors\n", n);
     guest_end(g());
 }
 

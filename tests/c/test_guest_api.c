@@ -16,7 +16,8 @@ static guest *g(void)
 static int status_of(const guest *to, const char *method, const char *path, const char *headers, const char *error)
 {
     reply r = client_call(to, method, path, headers, "", 0);
-    if (error != NULL) CHECK_HAS(r.body, error);
+    if (error != NULL)
+        CHECK_HAS(r.body, error);
     int status = r.status;
     reply_free(&r);
     return status;
@@ -52,7 +53,8 @@ static int doom(guest *to, uint64_t expected, uint64_t token)
 static bool gone(const char *text)
 {
     for (int i = 0; i < 300; i++) {
-        if (alive_with(text) == 0) return true;
+        if (alive_with(text) == 0)
+            return true;
         usleep(10000);
     }
     return false;
@@ -66,12 +68,15 @@ TEST("every call but GET /v1/sandbox wants a token, written strictly")
     CHECK_INT(RAW(g(), "POST /v1/paddock/fence HTTP/1.1\r\nContent-Length: 0\r\n\r\n"), 401);
     CHECK_INT(RAW(g(), "GET /v1/paddock/list?path=/ HTTP/1.1\r\n\r\n"), 401);
     CHECK_INT(RAW(g(), "POST /v1/shell/exec HTTP/1.1\r\nContent-Length: 2\r\n\r\n{}"), 401);
-    const char *bad[] = { "", "-1", "+10", "0x10", "10 1", "ten", "1e3", "18446744073709551616", "99999999999999999999999", "10.0" };
+    const char *bad[] = {
+        "", "-1", "+10", "0x10", "10 1", "ten", "1e3", "18446744073709551616", "99999999999999999999999", "10.0"
+    };
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         char text[200];
         int n = snprintf(text, sizeof text, "GET /v1/paddock/list?path=/ HTTP/1.1\r\nX-Paddock-Token: %s\r\n\r\n", bad[i]);
         int status = raw(g(), text, (size_t)n);
-        if (!CHECK_INT(status, 400)) fprintf(stderr, "  of token \"%s\"\n", bad[i]);
+        if (!CHECK_INT(status, 400))
+            fprintf(stderr, "  of token \"%s\"\n", bad[i]);
     }
     guest other = *g();
     other.token = 9;
@@ -97,7 +102,8 @@ TEST("a fence ends the commands of smaller tokens, background ones too, before i
     char *body = command_body(&c, &len);
     int fd = client_connect(&f);
     client_request(fd, &f, "POST", "/v1/paddock/exec", NULL, body, len);
-    for (int i = 0; i < 200 && alive_with("sleep 300@41") < 4; i++) usleep(10000);
+    for (int i = 0; i < 200 && alive_with("sleep 300@41") < 4; i++)
+        usleep(10000);
     CHECK_INT(fence(&f, 20), 200);
     CHECK_INT(alive_with("sleep 300@41"), 0);
     reply r = client_read(fd);
@@ -129,10 +135,12 @@ TEST("a token that is overtaken while its body is on the way has no effect")
     REQUIRE(guest_launch(&f, NULL, NULL));
     char head[300], path[200];
     int put = client_connect(&f), run = client_connect(&f);
-    int n = snprintf(head, sizeof head, "PUT /v1/paddock/file?path=%s/late HTTP/1.1\r\nX-Paddock-Token: 10\r\nContent-Length: 4\r\n\r\nab",
+    int n = snprintf(head, sizeof head,
+                     "PUT /v1/paddock/file?path=%s/late HTTP/1.1\r\nX-Paddock-Token: 10\r\nContent-Length: 4\r\n\r\nab",
                      f.work);
     client_send(put, head, (size_t)n);
-    static const char command[] = "POST /v1/paddock/exec HTTP/1.1\r\nX-Paddock-Token: 10\r\nContent-Length: 15\r\n\r\nc\0\0\0\12touch ";
+    static const char command[] =
+        "POST /v1/paddock/exec HTTP/1.1\r\nX-Paddock-Token: 10\r\nContent-Length: 15\r\n\r\nc\0\0\0\12touch ";
     client_send(run, command, sizeof command - 1);
     usleep(50000);
     CHECK_INT(fence(&f, 11), 200);
@@ -146,7 +154,8 @@ TEST("a token that is overtaken while its body is on the way has no effect")
     CHECK(access(path, F_OK) != 0);
     DIR *d = opendir(f.work);
     int entries = 0;
-    while (readdir(d) != NULL) entries++;
+    while (readdir(d) != NULL)
+        entries++;
     closedir(d);
     CHECK_INT(entries, 2); /* no temporary file either */
     reply_free(&a);
@@ -241,7 +250,8 @@ TEST("an orphan ends after its time, with its background processes")
     CHECK(!guest_ended(&f, 0.9, &status)); /* an open connection stops it too */
     close(fd);
     double since = test_now();
-    while (test_now() < since + 0.35) state_number(&f, "token"); /* without a token it is no contact */
+    while (test_now() < since + 0.35)
+        state_number(&f, "token"); /* without a token it is no contact */
     CHECK(guest_ended(&f, 5, &status));
     CHECK(test_now() - since > 0.4 && test_now() - since < 3);
     CHECK(gone("sleep 300@43"));
@@ -249,13 +259,14 @@ TEST("an orphan ends after its time, with its background processes")
 
 TEST("settings that it does not know, or that are malformed, end the start")
 {
-    const char *bad[] = { "tokn=5\n", "token=-5\n", "orphan_ttl=nan\n", "orphan_ttl=5x\n", "workspace=relative\n", "mount=/a/../b\n",
-                          "env=1=2\n", "max_output=1e3\n", "nonsense\n" };
+    const char *bad[] = { "tokn=5\n",        "token=-5\n", "orphan_ttl=nan\n", "orphan_ttl=5x\n", "workspace=relative\n",
+                          "mount=/a/../b\n", "env=1=2\n",  "max_output=1e3\n", "nonsense\n" };
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         guest f = { 0 };
         int status = 0;
         REQUIRE(guest_launch(&f, bad[i], "exec \"$0\" 2>/dev/null"));
-        if (!CHECK(guest_ended(&f, 5, &status))) guest_end(&f);
+        if (!CHECK(guest_ended(&f, 5, &status)))
+            guest_end(&f);
         CHECK_INT(WEXITSTATUS(status), 70);
         close(f.start_pipe);
     }
@@ -278,7 +289,8 @@ static char *url(const char *route, const char *path, const char *more)
 static int put(const char *path, const char *more, const void *data, size_t len, const char *error)
 {
     reply r = client_call(g(), "PUT", url("file", path, more), NULL, data, len);
-    if (error != NULL) CHECK_HAS(r.body, error);
+    if (error != NULL)
+        CHECK_HAS(r.body, error);
     int status = r.status;
     reply_free(&r);
     return status;
@@ -305,8 +317,10 @@ static int entries(const char *dir)
 {
     int n = -2;
     DIR *d = opendir(dir);
-    while (d != NULL && readdir(d) != NULL) n++;
-    if (d != NULL) closedir(d);
+    while (d != NULL && readdir(d) != NULL)
+        n++;
+    if (d != NULL)
+        closedir(d);
     return n;
 }
 
@@ -315,7 +329,8 @@ TEST("files go in and come out byte for byte, readable and writable for commands
     struct stat st;
     size_t n = 5 << 20;
     char *data = malloc(n);
-    for (size_t i = 0; i < n; i++) data[i] = (char)(i * 31 + i / 4093);
+    for (size_t i = 0; i < n; i++)
+        data[i] = (char)(i * 31 + i / 4093);
     CHECK_INT(put(in_work("a b+%\xc3\xa9.bin"), "", data, n, NULL), 200);
     check_content(in_work("a b+%\xc3\xa9.bin"), data, n);
     CHECK_INT(put(in_work("empty"), "", "", 0, NULL), 200);
@@ -348,7 +363,10 @@ TEST("what cannot be written or read is refused with its reason")
     CHECK_INT(put(in_work("dir/"), "", "x", 1, "invalid_path"), 400);
     CHECK_INT(put(in_work("dir/.."), "", "x", 1, "invalid_path"), 400);
     CHECK_INT(put("relative", "", "x", 1, "invalid_path"), 400);
-    const struct { const char *path, *error; int status; } bad[] = {
+    const struct {
+        const char *path, *error;
+        int status;
+    } bad[] = {
         { in_work("dir"), "is_directory", 409 }, { in_work("fifo"), "not_a_file", 409 }, { "/dev/tty", "not_a_file", 409 },
         { in_work("none"), "not_found", 404 },   { "/dev/zero", "not_a_file", 409 },
     };
@@ -378,7 +396,8 @@ TEST("a link that leads out of its mount is refused by read, write and list, whe
     CHECK(symlink(file, in_work("last")) == 0);
     CHECK(symlink("last", in_work("first")) == 0);
     CHECK(symlink("/proc/self/root", in_work("magic")) == 0);
-    const char *paths[] = { "out/secret", "out2/secret", "last", "first", "../outside/secret", "dir/../../outside/secret",
+    const char *paths[] = { "out/secret",      "out2/secret",       "last",
+                            "first",           "../outside/secret", "dir/../../outside/secret",
                             "magic/etc/passwd" };
     for (int i = 0; i < 7; i++) {
         CHECK_INT(status_of(g(), "GET", url("file", in_work(paths[i]), ""), NULL, "escapes"), 403);
@@ -386,7 +405,8 @@ TEST("a link that leads out of its mount is refused by read, write and list, whe
     }
     CHECK_INT(put(in_work("out/new"), "", "x", 1, "escapes"), 403);
     const char *dirs[] = { "out", "out2", "out/.", "..", "magic" };
-    for (int i = 0; i < 5; i++) CHECK_INT(status_of(g(), "GET", url("list", in_work(dirs[i]), ""), NULL, "escapes"), 403);
+    for (int i = 0; i < 5; i++)
+        CHECK_INT(status_of(g(), "GET", url("list", in_work(dirs[i]), ""), NULL, "escapes"), 403);
     CHECK_INT(entries(outside), 1);
     struct stat st;
     stat(file, &st);
@@ -433,11 +453,13 @@ TEST("of several uploads that must not overwrite exactly one succeeds, and its c
 
 TEST("a full disk is named, and nothing of the upload stays [B197]")
 {
-    if (access("/dev/full", W_OK) != 0 || geteuid() != 0) SKIP("needs root for a small tmpfs");
+    if (access("/dev/full", W_OK) != 0 || geteuid() != 0)
+        SKIP("needs root for a small tmpfs");
     mkdir(in_work("small"), 0755);
     char text[300];
     snprintf(text, sizeof text, "mount -t tmpfs -o size=64k none %s 2>/dev/null", in_work("small"));
-    if (system(text) != 0) SKIP("cannot mount a tmpfs here");
+    if (system(text) != 0)
+        SKIP("cannot mount a tmpfs here");
     char *data = calloc(1, 1 << 20);
     CHECK_INT(put(in_work("small/f"), "", data, 1 << 20, "no_space"), 507);
     CHECK_INT(entries(in_work("small")), 0);
@@ -455,10 +477,12 @@ TEST("an upload that breaks off leaves nothing, and one of any other size than s
     int n = snprintf(head, sizeof head, "PUT %s HTTP/1.1\r\nX-Paddock-Token: 10\r\nContent-Length: 1000\r\n\r\nhalf",
                      url("file", in_work("half/f"), ""));
     client_send(fd, head, (size_t)n);
-    for (int i = 0; i < 100 && entries(in_work("half")) == 0; i++) usleep(5000);
+    for (int i = 0; i < 100 && entries(in_work("half")) == 0; i++)
+        usleep(5000);
     CHECK_INT(entries(in_work("half")), 1);
     close(fd);
-    for (int i = 0; i < 100 && entries(in_work("half")) > 0; i++) usleep(5000);
+    for (int i = 0; i < 100 && entries(in_work("half")) > 0; i++)
+        usleep(5000);
     CHECK_INT(entries(in_work("half")), 0);
     n = snprintf(head, sizeof head, "PUT %s HTTP/1.1\r\nX-Paddock-Token: 10\r\nContent-Length: 300000000\r\n\r\n",
                  url("file", in_work("half/f"), ""));
@@ -480,12 +504,16 @@ TEST("a list names kind, size, mode and time of each entry, links as links")
     CHECK(json_number_value(json_object_get(e, "modified_time")) > 1e9);
     json_decref(j);
     reply_free(&r);
-    close(open(in_work("dir/b\xff""d\n"), O_CREAT | O_WRONLY, 0644)); /* no UTF-8: still listed, and still reachable */
+    close(open(in_work("dir/b\xff"
+                       "d\n"),
+               O_CREAT | O_WRONLY, 0644)); /* no UTF-8: still listed, and still reachable */
     r = simple(g(), "GET", url("list", in_work("dir"), ""));
     CHECK_INT(r.status, 200);
     CHECK_HAS(r.body, "b%FFd%0A");
     reply_free(&r);
-    check_content(in_work("dir/b\xff""d\n"), "", 0);
+    check_content(in_work("dir/b\xff"
+                          "d\n"),
+                  "", 0);
 }
 
 /* ---- bad clients ---- */
@@ -497,8 +525,11 @@ TEST("garbage, oversized heads and unknown routes are answered, and the guest go
     CHECK_INT(RAW(g(), "GET /%zz HTTP/1.1\r\n\r\n"), 400);
     CHECK_INT(RAW(g(), "GET / HTTP/9.9.9\r\n\r\n"), 400);
     CHECK_INT(RAW(g(), "POST /v1/paddock/exec HTTP/1.1\r\nX-Paddock-Token: 10\r\nContent-Length: -5\r\n\r\n"), 400);
-    CHECK_INT(RAW(g(), "POST /v1/paddock/exec HTTP/1.1\r\nX-Paddock-Token: 10\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"), 400);
-    CHECK_INT(RAW(g(), "POST /v1/paddock/exec HTTP/1.1\r\nX-Paddock-Token: 10\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n"), 400);
+    CHECK_INT(RAW(g(), "POST /v1/paddock/exec HTTP/1.1\r\nX-Paddock-Token: 10\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"),
+              400);
+    CHECK_INT(RAW(g(), "POST /v1/paddock/exec HTTP/1.1\r\nX-Paddock-Token: 10\r\nContent-Length: 1\r\nTransfer-Encoding: "
+                       "chunked\r\n\r\n"),
+              400);
     size_t n = 200000;
     char *big = malloc(n);
     memset(big, 'a', n);
@@ -508,7 +539,8 @@ TEST("garbage, oversized heads and unknown routes are answered, and the guest go
     memcpy(big, "GET / HTTP/1.1\r\nX: ", 19);
     CHECK_INT(raw(g(), big, n), 431);
     size_t at = (size_t)sprintf(big, "GET / HTTP/1.1\r\n");
-    for (int i = 0; i < 200; i++) at += (size_t)sprintf(big + at, "H%d: v\r\n", i);
+    for (int i = 0; i < 200; i++)
+        at += (size_t)sprintf(big + at, "H%d: v\r\n", i);
     CHECK_INT(raw(g(), big, at), 431);
     free(big);
     CHECK_INT(status_of(g(), "GET", "/v1/paddock/nothing", NULL, "no_route"), 404);
@@ -523,9 +555,11 @@ TEST("requests may come in one piece or byte by byte, one behind the other, with
     int fd = client_connect(g());
     static const char two[] = "GET /v1/paddock/list?path=/tmp HTTP/1.1\r\nX-Paddock-Token: 10\r\n\r\n"
                               "GET /v1/nothing HTTP/1.1\r\nX-Paddock-Token: 9\r\n\r\n";
-    static const char chunked[] = "POST /v1/paddock/exec HTTP/1.1\r\nX-Paddock-Token: 10\r\nTransfer-Encoding: chunked\r\n\r\n"
-                                  "5\r\nc\0\0\0\3\r\n3\r\ncat\r\n6\r\n0\0\0\0\0h\r\n2\r\ni\n\r\n0\r\nTrailer: x\r\n\r\n";
-    for (size_t i = 0; i < sizeof chunked - 1; i++) client_send(fd, chunked + i, 1);
+    static const char chunked[] =
+        "POST /v1/paddock/exec HTTP/1.1\r\nX-Paddock-Token: 10\r\nTransfer-Encoding: chunked\r\n\r\n"
+        "5\r\nc\0\0\0\3\r\n3\r\ncat\r\n6\r\n0\0\0\0\0h\r\n2\r\ni\n\r\n0\r\nTrailer: x\r\n\r\n";
+    for (size_t i = 0; i < sizeof chunked - 1; i++)
+        client_send(fd, chunked + i, 1);
     reply r = client_read(fd);
     outcome o = outcome_of(&r, 0);
     CHECK_STR(o.out, "hi\n");
@@ -540,7 +574,8 @@ TEST("requests may come in one piece or byte by byte, one behind the other, with
     size_t n = 0;
     for (ssize_t got = 1; got > 0 && n < sizeof buf - 1; n += (size_t)(got > 0 ? got : 0)) {
         buf[n] = '\0';
-        if (strstr(buf, "stale_token") != NULL) break;
+        if (strstr(buf, "stale_token") != NULL)
+            break;
         got = recv(fd, buf + n, sizeof buf - 1 - n, 0);
     }
     CHECK_HAS(buf, "HTTP/1.1 200 OK");
@@ -569,7 +604,8 @@ TEST("half a request, sent by many, holds nobody up, and the oldest make room")
     CHECK_STR(o.out, "hi\n");
     CHECK(o.took < 5);
     outcome_free(&o);
-    for (int i = 0; i < 60; i++) close(fds[i]);
+    for (int i = 0; i < 60; i++)
+        close(fds[i]);
     o = EXEC(&f, .text = "echo hi");
     CHECK_STR(o.out, "hi\n");
     outcome_free(&o);
@@ -579,19 +615,35 @@ TEST("half a request, sent by many, holds nobody up, and the oldest make room")
 TEST("random bytes in any shape never end the guest")
 {
     unsigned seed = 7;
-    static const char *const parts[] = { "GET ", "POST ", "PUT ", "/v1/paddock/exec", "/v1/paddock/file?path=/tmp/x", " HTTP/1.1\r\n",
-                                         "Content-Length: 5\r\n", "Transfer-Encoding: chunked\r\n", "\r\n", "X-Paddock-Token: 10\r\n",
-                                         "c\0\0\0\4", "0\0\0\0\0", "true", "%", "\xff\xfe", "5\r\n", "Expect: 100-continue\r\n" };
+    static const char *const parts[] = { "GET ",
+                                         "POST ",
+                                         "PUT ",
+                                         "/v1/paddock/exec",
+                                         "/v1/paddock/file?path=/tmp/x",
+                                         " HTTP/1.1\r\n",
+                                         "Content-Length: 5\r\n",
+                                         "Transfer-Encoding: chunked\r\n",
+                                         "\r\n",
+                                         "X-Paddock-Token: 10\r\n",
+                                         "c\0\0\0\4",
+                                         "0\0\0\0\0",
+                                         "true",
+                                         "%",
+                                         "\xff\xfe",
+                                         "5\r\n",
+                                         "Expect: 100-continue\r\n" };
     for (int i = 0; i < 400; i++) {
         int fd = client_connect(g());
         REQUIRE(fd >= 0);
         for (int k = 0; k < 12; k++) {
             const char *part = parts[rand_r(&seed) % (sizeof parts / sizeof parts[0])];
             size_t len = part[0] == 'c' || part[0] == '0' ? 5 : strlen(part);
-            if (!client_send(fd, part, len)) break;
+            if (!client_send(fd, part, len))
+                break;
         }
         char buf[512];
-        if (i % 3 == 0) recv(fd, buf, sizeof buf, MSG_DONTWAIT);
+        if (i % 3 == 0)
+            recv(fd, buf, sizeof buf, MSG_DONTWAIT);
         close(fd);
     }
     CHECK_INT(state_number(g(), "token"), 10);
@@ -613,7 +665,8 @@ TEST("as pid 1 in bubblewrap it reaps, kills, keeps its pipes' folder clean, and
                                  "cat /proc/1/environ 2>&1 | grep -c -i denied; readlink /proc/1/fd/4 || echo hidden");
     CHECK_STR(o.out, "guest\n1\nhidden\n");
     outcome_free(&o);
-    o = EXEC(&f, .text = "for i in 1 2 3 4 5 6 7 8; do (setsid sleep 0.02 &); done; (setsid -f sleep 300); sleep 300", .limit = "0.3");
+    o = EXEC(&f, .text = "for i in 1 2 3 4 5 6 7 8; do (setsid sleep 0.02 &); done; (setsid -f sleep 300); sleep 300",
+             .limit = "0.3");
     CHECK_STR(o.name, "hard_timeout");
     outcome_free(&o);
     o = EXEC(&f, .text = "kill -9 -1; sleep 5", .limit = "20"); /* its own keeper, and everybody's */
@@ -653,7 +706,8 @@ static bool put_text(const char *path, const char *text)
 {
     int fd = open(path, O_WRONLY);
     bool ok = fd >= 0 && write(fd, text, strlen(text)) == (ssize_t)strlen(text);
-    if (fd >= 0) close(fd);
+    if (fd >= 0)
+        close(fd);
     return ok;
 }
 
@@ -661,7 +715,8 @@ TEST("a kill for memory is told apart from other kills, by the kernel's count [B
 {
     char group[100], path[200];
     snprintf(group, sizeof group, "/sys/fs/cgroup/memory/pdk-test-%d", (int)getpid());
-    if (mkdir(group, 0755) != 0) SKIP("no cgroup v1 memory controller to write to");
+    if (mkdir(group, 0755) != 0)
+        SKIP("no cgroup v1 memory controller to write to");
     snprintf(path, sizeof path, "%s/memory.limit_in_bytes", group);
     bool limited = put_text(path, "40000000");
     snprintf(path, sizeof path, "%s/memory.memsw.limit_in_bytes", group);
@@ -681,7 +736,8 @@ TEST("a kill for memory is told apart from other kills, by the kernel's count [B
         guest_end(&f);
     }
     rmdir(group);
-    if (!limited) SKIP("the memory controller takes no limit here");
+    if (!limited)
+        SKIP("the memory controller takes no limit here");
 }
 
 TEST_MAIN

@@ -1,137 +1,7 @@
-/* Policies: what an operator's script may do, every way in which it can go wrong, and what the core makes of it. */
-#include "policy.h"
-#include "test.h"
+/* Policies: what an operator's script may do, every way in which a call can go wrong, and what the core makes of it. */
+#include "policy_world.h"
 
-#include <lauxlib.h>
-#include <lualib.h>
 #include <locale.h>
-#include <stdatomic.h>
-#include <sys/stat.h>
-
-/* Parts of the library that these tests do not need; the real ones are used where they are linked. */
-__attribute__((weak)) int luaopen_paddock_core(lua_State *L)
-{
-    lua_newtable(L);
-    return 1;
-}
-__attribute__((weak)) int luaopen_paddock_io(lua_State *L)
-{
-    lua_newtable(L);
-    return 1;
-}
-
-/* ---- a world: one universe, one set of policies ---- */
-
-typedef struct world {
-    pdk_script *script;
-    pdk_clock *clock;
-    pdk_policies *p;
-    pdk_error err; /* of the last call */
-    char id[64];
-    pdk_verdict verdict;
-} world;
-
-/* Packs the value of a Lua expression. */
-static void pack_lua(pdk_pack *out, const char *expression)
-{
-    lua_State *L = luaL_newstate();
-    char code[4096];
-    pdk_error err = PDK_NO_ERROR;
-    snprintf(code, sizeof code, "return %s", expression);
-    if (!CHECK(L != NULL && luaL_dostring(L, code) == 0))
-        abort();
-    CHECK_INT(pdk_pack_from_lua(L, -1, out, &err), 0);
-    lua_close(L);
-}
-
-static const char *const config_text = "{ idle_timeout = 600, max_running = 3, names = { 'a', 'b' } }";
-
-static void world_open(world *w, pdk_view sources)
-{
-    PDK_AUTO_PACK config = PDK_NO_PACK;
-    *w = (world){ .script = pdk_script_new(NULL), .clock = pdk_clock_new(PDK_CLOCK_MANUAL, false) };
-    pack_lua(&config, config_text);
-    w->p = pdk_policies_new(w->script, w->clock, NULL, sources, pdk_view_of(&config), &w->err);
-}
-
-static world world_default(void)
-{
-    world w;
-    world_open(&w, PDK_NO_VIEW);
-    CHECK_KIND(w.err, PDK_OK);
-    return w;
-}
-
-/* One policy given as text: file "identity" etc. is called bad.lua. */
-static world world_with(const char *file, const char *text)
-{
-    world w;
-    PDK_AUTO_PACK sources = PDK_NO_PACK;
-    pdk_mark m = pdk_begin_map(&sources);
-    pdk_put_cstr(&sources, file);
-    m.count++;
-    pdk_mark inner = pdk_begin_map(&sources);
-    pdk_kv_cstr(&sources, &inner, "source", text);
-    pdk_kv_cstr(&sources, &inner, "name", "bad.lua");
-    pdk_end(&sources, &inner);
-    pdk_end(&sources, &m);
-    world_open(&w, pdk_view_of(&sources));
-    return w;
-}
-
-static void world_close(world *w)
-{
-    pdk_policies_free(w->p);
-    pdk_clock_free(w->clock);
-    pdk_script_release(w->script);
-    pdk_error_clear(&w->err);
-}
-
-static pdk_identity who(const char *user, const char *thread)
-{
-    return (pdk_identity){ user, thread, strlen(user), strlen(thread) };
-}
-
-static int derive(world *w, const char *user, const char *thread)
-{
-    pdk_identity i = who(user, thread);
-    pdk_error_clear(&w->err);
-    w->id[0] = '\0';
-    return pdk_policy_derive(w->p, &i, PDK_NO_VIEW, w->id, &w->err);
-}
-
-static int decide(world *w, const char *ctx)
-{
-    PDK_AUTO_PACK pack = PDK_NO_PACK;
-    pack_lua(&pack, ctx);
-    pdk_error_clear(&w->err);
-    return pdk_policy_decide(w->p, pdk_view_of(&pack), &w->verdict, &w->err);
-}
-
-static int resolve(world *w, const char *request, const char *base, pdk_pack *out)
-{
-    PDK_AUTO_PACK r = PDK_NO_PACK;
-    PDK_AUTO_PACK b = PDK_NO_PACK;
-    pdk_identity i = who("u", "t");
-    pack_lua(&r, request);
-    pack_lua(&b, base);
-    pdk_error_clear(&w->err);
-    return pdk_policy_resolve(w->p, &i, pdk_view_of(&r), pdk_view_of(&b), out, &w->err);
-}
-
-static int compose(world *w, pdk_pack *out)
-{
-    PDK_AUTO_PACK ctx = PDK_NO_PACK;
-    pack_lua(&ctx, "{ identity = { user = 'u', thread = 't' }, sandbox_id = 's' }");
-    pdk_error_clear(&w->err);
-    return pdk_policy_compose(w->p, pdk_view_of(&ctx), out, &w->err);
-}
-
-static const char *field(const pdk_pack *p, const char *key)
-{
-    const char *s = pdk_view_str(pdk_view_get(pdk_view_of(p), key), NULL);
-    return s != NULL ? s : "(none)";
-}
 
 /* ---- the defaults ---- */
 
@@ -161,7 +31,9 @@ TEST("user and thread may hold any bytes and be long, and no two identities meet
     char ids[4][64];
     static char big[4097];
     memset(big, 'x', 4096);
-    pdk_identity all[4] = { { "a\0b", "c", 3, 1 }, { "a", "\0bc", 1, 3 }, { "\xff\n/../", "", 6, 0 }, { big, big, 4096, 4096 } };
+    pdk_identity all[4] = {
+        { "a\0b", "c", 3, 1 }, { "a", "\0bc", 1, 3 }, { "\xff\n/../", "", 6, 0 }, { big, big, 4096, 4096 }
+    };
     for (int i = 0; i < 4; i++) {
         CHECK_INT(pdk_policy_derive(w.p, &all[i], PDK_NO_VIEW, ids[i], &w.err), 0);
         for (int j = 0; j < i; j++)
@@ -193,7 +65,9 @@ TEST("the default requirements take from a request what it names, and the rest f
     world w = world_default();
     PDK_AUTO_PACK out = PDK_NO_PACK;
     CHECK_INT(resolve(&w, "{ image = 'x:1', env = { A = '2' }, require = { broker = true } }",
-                      "{ image = 'base', environment = { A = '1', B = '1' }, limits = { pids = 64 }, network = 'host' }", &out), 0);
+                      "{ image = 'base', environment = { A = '1', B = '1' }, limits = { pids = 64 }, network = 'host' }",
+                      &out),
+              0);
     CHECK_KIND(w.err, PDK_OK);
     CHECK_STR(field(&out, "image"), "x:1");
     CHECK_STR(field(&out, "network"), "host");
@@ -248,7 +122,8 @@ TEST("ctx.differs says what is required and not known to hold")
     static const char *const cases[][2] = {
         { "{}", "none" },
         { "{ requirements = { image = 'a', network = 'none', require = {} } }", "none" },
-        { "{ requirements = { image = 'a', require = { n = 1, t = true } }, attestation = { image = 'a', n = 1.0, t = true } }",
+        { "{ requirements = { image = 'a', require = { n = 1, t = true } }, attestation = { image = 'a', n = 1.0, t = true "
+          "} }",
           "none" },
         { "{ requirements = { image = 'a', network = 'none' }, attestation = { image = 'b', network = 'open' } }",
           "image=differs network=differs" },
@@ -306,7 +181,15 @@ TEST("a set without idle_timeout and evict has the configured limit and the olde
 
 static bool over_budget(const pdk_error *err)
 {
-    return strcmp(err->reason, "instructions") == 0 || strcmp(err->reason, "time") == 0 || strcmp(err->reason, "memory") == 0;
+    return strcmp(err->reason, "instructions") == 0 || strcmp(err->reason, "time") == 0 ||
+           strcmp(err->reason, "memory") == 0;
+}
+
+/* Under valgrind, some 40 times as slow, a call's 10 ms are over early. */
+static bool very_slow(void)
+{
+    const char *preload = getenv("LD_PRELOAD");
+    return preload != NULL && strstr(preload, "vgpreload") != NULL;
 }
 
 typedef struct failing {
@@ -328,7 +211,8 @@ static const failing calls[] = {
     { "local function f() return f() end f()", "bad.lua:2: derive: ", "budget" },
     { "local function f() return f() + 1 end f()", "bad.lua:2: derive: ", "budget" },
     { "while true do pcall(function() while true do end end) end", "bad.lua:2: derive: ", "budget" },
-    { "while true do xpcall(function() while true do end end, function() while true do end end) end", "bad.lua:2: derive: ", "budget" },
+    { "while true do xpcall(function() while true do end end, function() while true do end end) end",
+      "bad.lua:2: derive: ", "budget" },
     { "pcall(function() while true do end end) return 'survived'", "bad.lua:2: derive: ", "budget" },
     { "local function f() pcall(f) return f() end f() return 'x'", "bad.lua:2: derive: ", NULL },
     { "repeat local ok = pcall(error) until false", "bad.lua:2: derive: ", "budget" },
@@ -336,7 +220,8 @@ static const failing calls[] = {
     { "local s = 'x' while true do s = s .. s end", "bad.lua:2: derive: ", "budget" },
     { "return ('x'):rep(1e10)", "bad.lua:2: derive: ", "budget" },
     { "pcall(string.rep, 'x', 1e9) return 'survived'", "bad.lua:2: derive: ", "budget" },
-    { "local t = {} while true do pcall(function() t[#t + 1] = ('x'):rep(1000000) .. #t end) end", "bad.lua:2: derive: ", NULL },
+    { "local t = {} while true do pcall(function() t[#t + 1] = ('x'):rep(1000000) .. #t end) end",
+      "bad.lua:2: derive: ", NULL },
     { "local t = {} for i = 1, 200 do t[i] = 'x' end while true do local s = table.concat(t, ('y'):rep(1000)) end",
       "bad.lua:2: derive: ", NULL },
     { "return ('a'):rep(30000):find(('a?'):rep(10000) .. 'b')", "derive: pattern too complex", "raised" },
@@ -350,7 +235,8 @@ static const failing calls[] = {
     { "table.move({}, 1, 1e9, 2)", "derive: too many items", "raised" },
     { "table.concat({}, '', 1, 1e9)", "derive: too many items", "raised" },
     { "table.unpack({}, 1, 1e8)", "derive: too many items", "raised" },
-    { "local t = {} for i = 1, 20000 do t[i] = i end while true do table.insert(t, 1, 0) end", "bad.lua:2: derive: ", "budget" },
+    { "local t = {} for i = 1, 20000 do t[i] = i end while true do table.insert(t, 1, 0) end",
+      "bad.lua:2: derive: ", "budget" },
     { "local t = {} for i = 1, 20000 do t[i] = i % 7 end while true do table.sort(t) end", "bad.lua:2: derive: ", "budget" },
     { "table.sort({ 3, 1, 2 }, function() while true do end end)", "bad.lua:2: derive: ", "budget" },
     { "table.sort({ 1, 'x', {} })", "bad.lua:2: derive: attempt to compare", "raised" },
@@ -415,12 +301,13 @@ static const failing loads[] = {
     { "while true do end", "bad.lua:1: loading: ", NULL },
     { "local t = {} while true do t[#t + 1] = ('x'):rep(1000) .. #t end", "bad.lua:1: loading: ", NULL },
     { "left = 1 return {}", "bad.lua:1: loading: global 'left' is assigned: declare it local", NULL },
-    { "function derive(ctx) return 'x' end return { derive = derive }", "bad.lua:1: loading: global 'derive' is assigned", NULL },
+    { "function derive(ctx) return 'x' end return { derive = derive }", "bad.lua:1: loading: global 'derive' is assigned",
+      NULL },
     { "return 5", "bad.lua:1: loading: the file must return a table of functions, not number", NULL },
     { "", "bad.lua:1: loading: the file must return a table of functions, not nil", NULL },
     { "return {}", "bad.lua:1: loading: 'derive' must be a function in the table that the file returns, not nil", NULL },
-    { "return { derive = 'x' }", "bad.lua:1: loading: 'derive' must be a function in the table that the file returns, not string",
-      NULL },
+    { "return { derive = 'x' }",
+      "bad.lua:1: loading: 'derive' must be a function in the table that the file returns, not string", NULL },
     { "return { derive = function() end,\nderiv = function() end }", "bad.lua:2: loading: 'deriv' is no function", NULL },
     { "error('at load')", "bad.lua:1: loading: at load", NULL },
     { "policy.fail('invalid_argument', 'no request here')", "bad.lua:1: loading: no request here", NULL },
@@ -448,19 +335,20 @@ TEST("a file that cannot be loaded is policy_error with file and line, and nothi
 
 TEST("nothing of the host can be reached from a policy [B151, B154, B156]")
 {
-    world w = world_with("identity",
-                         "local hidden = { 'io', 'os', 'debug', 'load', 'loadstring', 'loadfile', 'dofile', 'require', 'package',\n"
-                         "  'coroutine', 'collectgarbage', 'getmetatable', 'setmetatable', 'rawget', 'rawset', 'rawequal',\n"
-                         "  'rawlen', 'print', 'warn', '_G', 'paddock', 'cjson' }\n"
-                         "local seen = {}\n"
-                         "for _, name in ipairs(hidden) do if _ENV[name] ~= nil then seen[#seen + 1] = name end end\n"
-                         "if string.dump or (''):rep(0).dump or math.random then seen[#seen + 1] = 'dump' end\n"
-                         "for k in pairs(_ENV) do seen[#seen + 1] = k end\n"
-                         "local ok = pcall(function() return (''):dump() end)\n"
-                         "if ok then seen[#seen + 1] = 'method' end\n"
-                         "string.rep = 'mine'\n" /* its own copy */
-                         "local again = ('ab'):rep(2)\n"
-                         "return { derive = function() return #seen == 0 and again == 'abab' and 'sealed' or 'OPEN ' .. seen[1] end }");
+    world w = world_with(
+        "identity",
+        "local hidden = { 'io', 'os', 'debug', 'load', 'loadstring', 'loadfile', 'dofile', 'require', 'package',\n"
+        "  'coroutine', 'collectgarbage', 'getmetatable', 'setmetatable', 'rawget', 'rawset', 'rawequal',\n"
+        "  'rawlen', 'print', 'warn', '_G', 'paddock', 'cjson' }\n"
+        "local seen = {}\n"
+        "for _, name in ipairs(hidden) do if _ENV[name] ~= nil then seen[#seen + 1] = name end end\n"
+        "if string.dump or (''):rep(0).dump or math.random then seen[#seen + 1] = 'dump' end\n"
+        "for k in pairs(_ENV) do seen[#seen + 1] = k end\n"
+        "local ok = pcall(function() return (''):dump() end)\n"
+        "if ok then seen[#seen + 1] = 'method' end\n"
+        "string.rep = 'mine'\n" /* its own copy */
+        "local again = ('ab'):rep(2)\n"
+        "return { derive = function() return #seen == 0 and again == 'abab' and 'sealed' or 'OPEN ' .. seen[1] end }");
     CHECK_KIND(w.err, PDK_OK);
     CHECK_INT(derive(&w, "u", "t"), 0);
     CHECK_STR(w.id, "sealed");
@@ -472,39 +360,85 @@ TEST("string, table and utf8 in a policy do what Lua's own do")
 {
     /* Each line is run in a policy and in plain Lua: both must give the same text. */
     static const char *const lines[] = {
-        "('hello world'):find('o w')", "('hello'):find('l', -2)", "('hello'):find('')", "('hello'):find('', 10)",
-        "('a.b'):find('.', 1, true)", "('hello'):match('^(h)(.-)(o)$')", "('key = value'):match('^(%w+)%s*=%s*(%w+)$')",
-        "('THE (quick) fox'):find('%((%a+)%)')", "('f(a(b)c)d'):match('%b()')", "('THE (quick) fox'):gsub('%f[%a]%a+', 'W')",
-        "('abc'):gsub('', '-')", "('hello'):gsub('l', { l = 'L' })", "('abc'):gsub('%w', '%0%0', 2)", "('abc'):gsub('b', '%%')",
-        "('x=1, y=2'):gsub('(%w+)=(%w+)', '%2=%1')", "('abc'):gsub('.', function(c) if c == 'b' then return 'B' end end)",
-        "('  trim  '):match('^%s*(.-)%s*$') .. '|'", "('aaa'):match('()a()')", "('[x]'):match('[]x[]+')", "('a-b'):match('[a%-]+')",
-        "('x^y'):gsub('^x', 'z')", "('x'):match('[^%d]')", "('2024-01-31'):match('(%d+)-(%d+)-(%d+)')", "('aXbX'):gsub('X', '%%1')",
-        "('abab'):match('(ab)%1')", "('aaa'):match('a-$')", "('abc'):match('b?c')", "('ac'):match('ab?c')", "('é'):upper()",
-        "('x'):rep(3, ',')", "('x'):rep(0)", "('x'):rep(-1)", "('abc'):sub(-2)", "('abc'):byte(1, -1)", "string.char(72, 105)",
-        "('%5.2f|%d|%s|%q'):format(3.14159, 42, 'x', 'y')", "('abc'):reverse() .. ('aBc'):lower() .. #'abc'",
-        "table.concat({ 1, 2, 3 }, '-')", "table.concat({ 1, 2, 3 }, '-', 2, 3)", "table.unpack({ 1, 2, 3 }, 2)",
-        "select('#', table.unpack({}, 1, 3))", "#table.pack(1, nil, 3)", "select(-1, 1, 2)", "utf8.char(228, 8364) .. utf8.len('ä€')",
-        "utf8.codepoint('äb', 1, -1)", "math.max(1, 5, 3) .. math.type(1) .. math.floor(3.7)", "tonumber('0x10') + tonumber('z', 36)",
+        "('hello world'):find('o w')",
+        "('hello'):find('l', -2)",
+        "('hello'):find('')",
+        "('hello'):find('', 10)",
+        "('a.b'):find('.', 1, true)",
+        "('hello'):match('^(h)(.-)(o)$')",
+        "('key = value'):match('^(%w+)%s*=%s*(%w+)$')",
+        "('THE (quick) fox'):find('%((%a+)%)')",
+        "('f(a(b)c)d'):match('%b()')",
+        "('THE (quick) fox'):gsub('%f[%a]%a+', 'W')",
+        "('abc'):gsub('', '-')",
+        "('hello'):gsub('l', { l = 'L' })",
+        "('abc'):gsub('%w', '%0%0', 2)",
+        "('abc'):gsub('b', '%%')",
+        "('x=1, y=2'):gsub('(%w+)=(%w+)', '%2=%1')",
+        "('abc'):gsub('.', function(c) if c == 'b' then return 'B' end end)",
+        "('  trim  '):match('^%s*(.-)%s*$') .. '|'",
+        "('aaa'):match('()a()')",
+        "('[x]'):match('[]x[]+')",
+        "('a-b'):match('[a%-]+')",
+        "('x^y'):gsub('^x', 'z')",
+        "('x'):match('[^%d]')",
+        "('2024-01-31'):match('(%d+)-(%d+)-(%d+)')",
+        "('aXbX'):gsub('X', '%%1')",
+        "('abab'):match('(ab)%1')",
+        "('aaa'):match('a-$')",
+        "('abc'):match('b?c')",
+        "('ac'):match('ab?c')",
+        "('é'):upper()",
+        "('x'):rep(3, ',')",
+        "('x'):rep(0)",
+        "('x'):rep(-1)",
+        "('abc'):sub(-2)",
+        "('abc'):byte(1, -1)",
+        "string.char(72, 105)",
+        "('%5.2f|%d|%s|%q'):format(3.14159, 42, 'x', 'y')",
+        "('abc'):reverse() .. ('aBc'):lower() .. #'abc'",
+        "table.concat({ 1, 2, 3 }, '-')",
+        "table.concat({ 1, 2, 3 }, '-', 2, 3)",
+        "table.unpack({ 1, 2, 3 }, 2)",
+        "select('#', table.unpack({}, 1, 3))",
+        "#table.pack(1, nil, 3)",
+        "select(-1, 1, 2)",
+        "utf8.char(228, 8364) .. utf8.len('ä€')",
+        "utf8.codepoint('äb', 1, -1)",
+        "math.max(1, 5, 3) .. math.type(1) .. math.floor(3.7)",
+        "tonumber('0x10') + tonumber('z', 36)",
         "(function() local t = { 5, 2, 8, 1, 9, 3 } table.sort(t) return table.concat(t, ' ') end)()",
-        "(function() local t = { 5, 2, 8, 1 } table.sort(t, function(a, b) return a > b end) return table.concat(t, ' ') end)()",
+        "(function() local t = { 5, 2, 8, 1 } table.sort(t, function(a, b) return a > b end) return table.concat(t, ' ') "
+        "end)()",
         "(function() local t = { 'b', 'a', 'c' } table.insert(t, 1, 'z') table.insert(t, 'y') table.remove(t, 2)"
         " return table.concat(t) .. table.remove(t) end)()",
         "(function() local t = table.move({ 1, 2, 3 }, 1, 3, 2) return table.concat(t, ',') end)()",
-        "(function() local o = {} for k, v in ('a=1,b=2'):gmatch('(%w)=(%w)') do o[#o + 1] = k .. v end return table.concat(o) end)()",
-        "(function() local o = {} for w in ('one two'):gmatch('%a*') do o[#o + 1] = '<' .. w .. '>' end return table.concat(o) end)()",
+        "(function() local o = {} for k, v in ('a=1,b=2'):gmatch('(%w)=(%w)') do o[#o + 1] = k .. v end return "
+        "table.concat(o) end)()",
+        "(function() local o = {} for w in ('one two'):gmatch('%a*') do o[#o + 1] = '<' .. w .. '>' end return "
+        "table.concat(o) end)()",
         "(function() local o = {} for a in ('abc'):gmatch('', 2) do o[#o + 1] = #a end return #o end)()",
-        "pcall(error, 'x')", "select(2, pcall(error))", "select('#', pcall(function() return 1, nil, 3 end))",
-        "xpcall(function() error('e', 0) end, function(m) return m .. '!' end)", "xpcall(function(a) return a end, pcall, 7)",
-        "type(next({}))", "next({ 'x' })", "tostring(nil) .. tostring(1.5) .. tostring(true)",
-        "pcall(string.match, 'x', '%')", "pcall(string.gsub, 'x', 'x', '%2')", "pcall(string.find, 'x', '(')",
-        "pcall(string.find, 'x', '%f')", "pcall(string.find, 'x', ')')",
+        "pcall(error, 'x')",
+        "select(2, pcall(error))",
+        "select('#', pcall(function() return 1, nil, 3 end))",
+        "xpcall(function() error('e', 0) end, function(m) return m .. '!' end)",
+        "xpcall(function(a) return a end, pcall, 7)",
+        "type(next({}))",
+        "next({ 'x' })",
+        "tostring(nil) .. tostring(1.5) .. tostring(true)",
+        "pcall(string.match, 'x', '%')",
+        "pcall(string.gsub, 'x', 'x', '%2')",
+        "pcall(string.find, 'x', '(')",
+        "pcall(string.find, 'x', '%f')",
+        "pcall(string.find, 'x', ')')",
     };
     lua_State *plain = luaL_newstate();
     luaL_openlibs(plain);
     for (size_t i = 0; i < sizeof lines / sizeof lines[0]; i++) {
         char code[900];
-        static const char *const join = "(function(...) local n, t = select('#', ...), { ... } for i = 1, n do t[i] = tostring(t[i])"
-                                        " end return table.concat(t, ';') end)";
+        static const char *const join =
+            "(function(...) local n, t = select('#', ...), { ... } for i = 1, n do t[i] = tostring(t[i])"
+            " end return table.concat(t, ';') end)";
         snprintf(code, sizeof code, "return %s(%s)", join, lines[i]);
         if (!CHECK(luaL_dostring(plain, code) == 0)) {
             fprintf(stderr, "  at: %s: %s\n", lines[i], lua_tostring(plain, -1));
@@ -524,32 +458,35 @@ TEST("string, table and utf8 in a policy do what Lua's own do")
 
 TEST("ctx looks like a table: fields, length, pairs, ipairs, next, type, concat, and it keeps its order")
 {
-    world w = world_with("reuse",
-                         "return { decide = function(ctx)\n"
-                         "  assert(type(ctx) == 'table' and type(ctx.info) == 'table' and type(ctx.holders) == 'number')\n"
-                         "  assert(ctx.info.generation == 'g' and ctx.info['nothing'] == nil and ctx[1] == nil)\n"
-                         "  assert(ctx.config.idle_timeout == 600 and #ctx.config.names == 2 and ctx.config.names[2] == 'b')\n"
-                         "  assert(#ctx.list == 3 and ctx.list[3] == 'z' and ctx.list[1] == 'x' and ctx.list[4] == nil)\n"
-                         "  local n = {} for i, v in ipairs(ctx.list) do n[#n + 1] = i .. v end\n"
-                         "  assert(table.concat(n) == '1x2y3z' and table.concat(ctx.list) == 'xyz')\n"
-                         "  assert(select('#', table.unpack(ctx.list)) == 3)\n"
-                         "  local keys = {} for k in pairs(ctx) do keys[k] = true end\n"
-                         "  assert(keys.info and keys.list and keys.config and keys.now and keys.holders)\n"
-                         "  local count, k = 0, next(ctx) while k ~= nil do count = count + 1 k = next(ctx, k) end\n"
-                         "  local other = 0 for _ in pairs(ctx) do other = other + 1 end\n"
-                         "  assert(count == other, count .. ' ' .. other)\n"
-                         "  assert(next(ctx.empty) == nil and #ctx.empty == 0 and ctx.flag == false and ctx.ratio == 0.5)\n"
-                         "  assert(ctx.info == ctx.info and ctx.info ~= ctx.list)\n"
-                         "  assert(ctx.now.hour >= 0 and ctx.now.hour < 24 and ctx.now.weekday >= 1 and ctx.now.weekday <= 7)\n"
-                         "  assert(ctx.now.unix > 1600000000 and ctx.now.minute < 60)\n"
-                         "  assert(not pcall(function() ctx.info.generation = 'h' end) and not pcall(table.sort, ctx.list))\n"
-                         "  assert(not pcall(table.insert, ctx.list, 'w') and not pcall(next, ctx, 'nothing'))\n"
-                         "  assert(('a-b'):gsub('%a', ctx.map) == 'A-b')\n"
-                         "  return 'reuse', 'fine'\n"
-                         "end }");
+    world w = world_with(
+        "reuse", "return { decide = function(ctx)\n"
+                 "  assert(type(ctx) == 'table' and type(ctx.info) == 'table' and type(ctx.holders) == 'number')\n"
+                 "  assert(ctx.info.generation == 'g' and ctx.info['nothing'] == nil and ctx[1] == nil)\n"
+                 "  assert(ctx.config.idle_timeout == 600 and #ctx.config.names == 2 and ctx.config.names[2] == 'b')\n"
+                 "  assert(#ctx.list == 3 and ctx.list[3] == 'z' and ctx.list[1] == 'x' and ctx.list[4] == nil)\n"
+                 "  local n = {} for i, v in ipairs(ctx.list) do n[#n + 1] = i .. v end\n"
+                 "  assert(table.concat(n) == '1x2y3z' and table.concat(ctx.list) == 'xyz')\n"
+                 "  assert(select('#', table.unpack(ctx.list)) == 3)\n"
+                 "  local keys = {} for k in pairs(ctx) do keys[k] = true end\n"
+                 "  assert(keys.info and keys.list and keys.config and keys.now and keys.holders)\n"
+                 "  local count, k = 0, next(ctx) while k ~= nil do count = count + 1 k = next(ctx, k) end\n"
+                 "  local other = 0 for _ in pairs(ctx) do other = other + 1 end\n"
+                 "  assert(count == other, count .. ' ' .. other)\n"
+                 "  assert(next(ctx.empty) == nil and #ctx.empty == 0 and ctx.flag == false and ctx.ratio == 0.5)\n"
+                 "  assert(ctx.info == ctx.info and ctx.info ~= ctx.list)\n"
+                 "  assert(ctx.now.hour >= 0 and ctx.now.hour < 24 and ctx.now.weekday >= 1 and ctx.now.weekday <= 7)\n"
+                 "  assert(ctx.now.unix > 1600000000 and ctx.now.minute < 60)\n"
+                 "  assert(not pcall(function() ctx.info.generation = 'h' end) and not pcall(table.sort, ctx.list))\n"
+                 "  assert(not pcall(table.insert, ctx.list, 'w') and not pcall(next, ctx, 'nothing'))\n"
+                 "  assert(('a-b'):gsub('%a', ctx.map) == 'A-b')\n"
+                 "  return 'reuse', 'fine'\n"
+                 "end }");
     CHECK_KIND(w.err, PDK_OK);
-    CHECK_INT(decide(&w, "{ info = { generation = 'g' }, holders = 2, list = { 'x', 'y', 'z' }, empty = {}, flag = false, ratio = 0.5,"
-                         " map = { a = 'A' } }"), 0);
+    CHECK_INT(
+        decide(&w,
+               "{ info = { generation = 'g' }, holders = 2, list = { 'x', 'y', 'z' }, empty = {}, flag = false, ratio = 0.5,"
+               " map = { a = 'A' } }"),
+        0);
     CHECK_KIND(w.err, PDK_OK);
     CHECK_STR(w.verdict.code, "fine");
     world_close(&w);
@@ -626,29 +563,37 @@ TEST("a function that overran three times in a row rests for a second, and other
 /* ---- answers ---- */
 
 static const char *const bad_answers[][3] = {
-    { "requirements", "resolve = function() return 5 end", "must answer a table { image =, env =, limits =, ... }, not a number" },
+    { "requirements", "resolve = function() return 5 end",
+      "must answer a table { image =, env =, limits =, ... }, not a number" },
     { "requirements", "resolve = function() end", "must answer a table" },
     { "requirements", "resolve = function() return { imagee = 'x' } end", "the answer has an unknown field 'imagee'" },
     { "requirements", "resolve = function() return { image = 5 } end", "image must be a string, not a number" },
     { "requirements", "resolve = function() return { image = 'a\\nb' } end", "image must have 1 to 512 bytes" },
     { "requirements", "resolve = function() return { env = { A = 1 } } end", "env.A must be a string, not a number" },
     { "requirements", "resolve = function() return { env = { ['A=B'] = '1' } } end", "a name in env must be a string" },
-    { "requirements", "resolve = function() return { env = { 'A' } } end", "env must be a table of name = string, not a list" },
+    { "requirements", "resolve = function() return { env = { 'A' } } end",
+      "env must be a table of name = string, not a list" },
     { "requirements", "resolve = function() return { env = { A = 'x\\0y' } } end", "env.A is too long or has a NUL" },
     { "requirements", "resolve = function() return { env = { A = print } } end", NULL },
     { "requirements", "resolve = function() return { env = { A = pairs } } end", "the answer.env.A is a function" },
-    { "requirements", "resolve = function() return { limits = { memory = -1 } } end", "limits.memory must be a whole number" },
-    { "requirements", "resolve = function() return { limits = { memory = 1.5 } } end", "limits.memory must be a whole number" },
+    { "requirements", "resolve = function() return { limits = { memory = -1 } } end",
+      "limits.memory must be a whole number" },
+    { "requirements", "resolve = function() return { limits = { memory = 1.5 } } end",
+      "limits.memory must be a whole number" },
     { "requirements", "resolve = function() return { limits = { cpus = 0/0 } } end", "limits.cpus must be a number" },
     { "requirements", "resolve = function() return { limits = { cpus = math.huge } } end", "limits.cpus must be a number" },
     { "requirements", "resolve = function() return { limits = { disk = 1 } } end", "limits.disk is unknown" },
     { "requirements", "resolve = function() return { network = {} } end", "network must be a string, not a table" },
     { "requirements", "resolve = function() return { require = 'x' } end", "require must be a table" },
     { "requirements", "resolve = function() local t = {} t.env = t return t end", "nested too deeply" },
-    { "requirements", "resolve = function() return { require = { [1.5] = 1 } } end", "the answer.require has a key that is no string" },
-    { "requirements", "resolve = function() local s, t = ('x'):rep(1000):rep(900), {} for i = 1, 20 do t['k' .. i] = s end"
-      " return { labels = t } end", "is too large" },
-    { "mounts", "compose = function() return { source = '/a', target = '/b' } end", "must answer a list of mounts, not one mount" },
+    { "requirements", "resolve = function() return { require = { [1.5] = 1 } } end",
+      "the answer.require has a key that is no string" },
+    { "requirements",
+      "resolve = function() local s, t = ('x'):rep(1000):rep(900), {} for i = 1, 20 do t['k' .. i] = s end"
+      " return { labels = t } end",
+      "is too large" },
+    { "mounts", "compose = function() return { source = '/a', target = '/b' } end",
+      "must answer a list of mounts, not one mount" },
     { "mounts", "compose = function() return 'x' end", "must answer a list of mounts, not a string" },
     { "mounts", "compose = function() return { {} } end", "source of mount 1 must be an absolute path" },
     { "mounts", "compose = function() return { { source = 'a', target = '/b' } } end", "source of mount 1 must be" },
@@ -656,22 +601,33 @@ static const char *const bad_answers[][3] = {
     { "mounts", "compose = function() return { { source = '/a', target = '/' } } end", "target of mount 1 must be" },
     { "mounts", "compose = function() return { { source = '/a', target = '/b/' } } end", "target of mount 1 must be" },
     { "mounts", "compose = function() return { { source = '/a', target = '/b\\0c' } } end", "target of mount 1 must be" },
-    { "mounts", "compose = function() return { { source = '/a', target = '/proc' } } end", "mount 1, /proc: nothing may be mounted" },
-    { "mounts", "compose = function() return { { source = '/a', target = '/sys/x' } } end", "nothing may be mounted at or below" },
+    { "mounts", "compose = function() return { { source = '/a', target = '/proc' } } end",
+      "mount 1, /proc: nothing may be mounted" },
+    { "mounts", "compose = function() return { { source = '/a', target = '/sys/x' } } end",
+      "nothing may be mounted at or below" },
     { "mounts", "compose = function() return { { source = '/a', target = '/dev' } } end", "nothing may be mounted" },
-    { "mounts", "compose = function() return { { source = '/a', target = '/b', read_only = 1 } } end", "read_only of mount 1 must be true" },
-    { "mounts", "compose = function() return { { source = '/a', target = '/b', create = 777 } } end", "create of mount 1 must be a mode" },
-    { "mounts", "compose = function() return { { source = '/a', target = '/b', create = '0999' } } end", "create of mount 1" },
-    { "mounts", "compose = function() return { { source = '/a', target = '/b', mode = '0777' } } end", "mount 1 has an unknown field 'mode'" },
+    { "mounts", "compose = function() return { { source = '/a', target = '/b', read_only = 1 } } end",
+      "read_only of mount 1 must be true" },
+    { "mounts", "compose = function() return { { source = '/a', target = '/b', create = 777 } } end",
+      "create of mount 1 must be a mode" },
+    { "mounts", "compose = function() return { { source = '/a', target = '/b', create = '0999' } } end",
+      "create of mount 1" },
+    { "mounts", "compose = function() return { { source = '/a', target = '/b', mode = '0777' } } end",
+      "mount 1 has an unknown field 'mode'" },
     { "reuse", "decide = function() return 'maybe' end", "answered 'maybe'; a decision is \"reuse\"" },
     { "reuse", "decide = function() return true end", "answered a boolean; a decision is" },
     { "reuse", "decide = function() return 'refuse', {} end", "answered a table as its code" },
-    { "reuse", "decide = function() return 'refuse', ('x'):rep(40) end", "as its code; that is nil or a string of at most 39 bytes" },
+    { "reuse", "decide = function() return 'refuse', ('x'):rep(40) end",
+      "as its code; that is nil or a string of at most 39 bytes" },
     { "reuse", "decide = function() return 'refuse', 'x', 5 end", "answered a number as its message" },
-    { "reuse", "decide = function() return 'reuse' end, idle_timeout = function() return 'x' end", "an idle limit is a number" },
-    { "reuse", "decide = function() return 'reuse' end, idle_timeout = function() return 0/0 end", "an idle limit is a number" },
-    { "reuse", "decide = function() return 'reuse' end, evict = function() return 'other' end", "sandbox_id of one of the candidates" },
-    { "reuse", "decide = function() return 'reuse' end, evict = function() return 7 end", "sandbox_id of one of the candidates" },
+    { "reuse", "decide = function() return 'reuse' end, idle_timeout = function() return 'x' end",
+      "an idle limit is a number" },
+    { "reuse", "decide = function() return 'reuse' end, idle_timeout = function() return 0/0 end",
+      "an idle limit is a number" },
+    { "reuse", "decide = function() return 'reuse' end, evict = function() return 'other' end",
+      "sandbox_id of one of the candidates" },
+    { "reuse", "decide = function() return 'reuse' end, evict = function() return 7 end",
+      "sandbox_id of one of the candidates" },
     { "network", "decide = function() return nil end", "answered nil; a decision is \"allow\", \"deny\" or \"ask\"" },
 };
 
@@ -701,10 +657,13 @@ TEST("an answer outside its contract is policy_error that names file, line, func
             rc = pdk_policy_evict(w.p, pdk_view_of(&list), id, &w.err);
         else
             rc = decide(&w, "{}");
-        if (bad_answers[i][2] == NULL) {
+        if (very_slow() && over_budget(&w.err)) {
+            CHECK_INT(rc, -1);
+        } else if (bad_answers[i][2] == NULL) {
             CHECK_INT(rc, 0); /* `print` is nil here, and so is the field */
-        } else if (!(CHECK_INT(rc, -1) & CHECK_KIND(w.err, PDK_E_POLICY_ERROR) & CHECK_HAS(w.err.message, bad_answers[i][2]) &
-                     CHECK_HAS(w.err.message, "bad.lua:2: ") & CHECK_INT(out.len, 0)))
+        } else if (!(CHECK_INT(rc, -1) & CHECK_KIND(w.err, PDK_E_POLICY_ERROR) &
+                     CHECK_HAS(w.err.message, bad_answers[i][2]) & CHECK_HAS(w.err.message, "bad.lua:2: ") &
+                     CHECK_INT(out.len, 0)))
             fprintf(stderr, "  at: %s: %s\n", text, w.err.message);
         world_close(&w);
     }
@@ -735,9 +694,7 @@ TEST("of two mounts on one target the earlier stays; what is not said has its de
 TEST("lists of 99, 100, 101 and 1000 entries arrive whole and in order, both ways [B160]")
 {
     static const int sizes[] = { 99, 100, 101, 1000 };
-    const char *preload = getenv("LD_PRELOAD"); /* valgrind, some 40 times as slow, uses up the 10 ms of a call */
-    int n = preload != NULL && strstr(preload, "vgpreload") != NULL ? 3 : 4;
-    for (int i = 0; i < n; i++) {
+    for (int i = 0; i < (very_slow() ? 3 : 4); i++) {
         world w = world_with("requirements", "return { resolve = function(ctx)\n"
                                              "  local labels, n = {}, 0\n"
                                              "  for i, rule in ipairs(ctx.request.rules) do\n"
@@ -779,286 +736,12 @@ TEST("a policy answers the same whatever locale the host has set")
     const char *former = setlocale(LC_ALL, "C.UTF-8");
     if (former == NULL)
         SKIP("no locale C.UTF-8 here");
-    world w = world_with("identity", "return { derive = function(ctx) return (('\xC3\x84x'):lower():gsub('[^a-z]', '-')) end }");
+    world w = world_with("identity",
+                         "return { derive = function(ctx) return (('\xC3\x84x'):lower():gsub('[^a-z]', '-')) end }");
     CHECK_INT(derive(&w, "u", "t"), 0);
     CHECK_STR(w.id, "--x");
     CHECK_STR(setlocale(LC_ALL, NULL), "C.UTF-8");
     setlocale(LC_ALL, "C");
-    world_close(&w);
-}
-
-/* ---- folders and reload ---- */
-
-static void write_file(const char *folder, const char *name, const char *text)
-{
-    char path[300];
-    snprintf(path, sizeof path, "%s/%s", folder, name);
-    FILE *f = fopen(path, "w");
-    if (!CHECK(f != NULL))
-        abort();
-    fwrite(text, 1, strlen(text), f);
-    fclose(f);
-}
-
-static const char *fresh_folder(void)
-{
-    static char folder[200];
-    static int n;
-    snprintf(folder, sizeof folder, "%s/%d", test_tmpdir(), ++n);
-    CHECK_INT(mkdir(folder, 0700), 0);
-    return folder;
-}
-
-static world world_in(const char *folder)
-{
-    world w;
-    PDK_AUTO_PACK sources = PDK_NO_PACK;
-    pdk_put_cstr(&sources, folder);
-    world_open(&w, pdk_view_of(&sources));
-    return w;
-}
-
-TEST("a folder needs one of the five files, and the others are the built-in ones")
-{
-    const char *folder = fresh_folder();
-    write_file(folder, "notes.txt", "x");
-    world w = world_in(folder);
-    CHECK(w.p == NULL);
-    CHECK_KIND(w.err, PDK_E_INVALID_ARGUMENT);
-    CHECK_HAS(w.err.message, "has none of identity.lua");
-    world_close(&w);
-    write_file(folder, "identity.lua", "#!/usr/bin/lua\nreturn {\n derive = function() return 'mine' end }");
-    w = world_in(folder);
-    CHECK_KIND(w.err, PDK_OK);
-    CHECK_INT(derive(&w, "u", "t"), 0);
-    CHECK_STR(w.id, "mine");
-    CHECK_INT(decide(&w, "{}"), 0);
-    PDK_AUTO_PACK out = PDK_NO_PACK;
-    CHECK_INT(pdk_policies_describe(w.p, &out, &w.err), 0);
-    pdk_view k, identity, next;
-    size_t cursor = 0;
-    int64_t line = 0;
-    REQUIRE(pdk_view_next(pdk_view_of(&out), &cursor, &k, &identity) && pdk_view_next(pdk_view_of(&out), &cursor, &k, &next));
-    CHECK_HAS(pdk_view_str(pdk_view_get(identity, "path"), NULL), "/identity.lua");
-    CHECK(pdk_view_int(pdk_view_get(identity, "line"), &line));
-    CHECK_INT(line, 3);
-    CHECK_STR(pdk_view_str(pdk_view_get(next, "path"), NULL), "built in");
-    world_close(&w);
-}
-
-TEST("options that are no policies are refused and named; so are files that are none [B158]")
-{
-    static const char *const options[][2] = {
-        { "5", "option policies must be a folder" },
-        { "''", "option policies must be a folder" },
-        { "'/nowhere/at/all'", "option policies: cannot open the folder /nowhere/at/all: No such file" },
-        { "{ identityy = 'x' }", "option policies.identityy is unknown" },
-        { "{ identity = 5 }", "option policies.identity must be a path or" },
-        { "{ identity = { name = 'x' } }", "option policies.identity must be a path or" },
-        { "{ 'x' }", "option policies must be a folder" },
-        { "{ identity = '/nowhere.lua' }", "/nowhere.lua:1: cannot be read: No such file" },
-        { "{ identity = '/tmp' }", "/tmp:1: is no regular file" },
-        { "{ identity = '/dev/zero' }", "/dev/zero:1: is no regular file" },
-    };
-    for (size_t i = 0; i < sizeof options / sizeof options[0]; i++) {
-        world w;
-        PDK_AUTO_PACK sources = PDK_NO_PACK;
-        pack_lua(&sources, options[i][0]);
-        world_open(&w, pdk_view_of(&sources));
-        CHECK(w.p == NULL);
-        CHECK_HAS(w.err.message, options[i][1]);
-        world_close(&w);
-    }
-    const char *folder = fresh_folder();
-    char path[300];
-    snprintf(path, sizeof path, "%s/identity.lua", folder);
-    REQUIRE(mkfifo(path, 0600) == 0);
-    double from = test_now();
-    world w = world_in(folder);
-    CHECK_KIND(w.err, PDK_E_POLICY_ERROR);
-    CHECK_HAS(w.err.message, "identity.lua:1: is no regular file");
-    CHECK(test_now() - from < 1);
-    world_close(&w);
-}
-
-TEST("policy.require finds files beside, each policy has its own instance, cycles are refused, other files never run [B151]")
-{
-    const char *folder = fresh_folder();
-    write_file(folder, "helper.lua", "local n = 0 return { count = function() n = n + 1 return n end }");
-    write_file(folder, "disabled.lua", "while true do end");
-    write_file(folder, "identity.lua", "local a, b = policy.require('helper'), policy.require('helper')\n"
-                                       "assert(a == b)\n"
-                                       "return { derive = function() return 'n' .. a.count() end }");
-    write_file(folder, "reuse.lua", "local h = policy.require 'helper'\n"
-                                    "return { decide = function() return 'reuse', 'n' .. h.count() end }");
-    world w = world_in(folder);
-    CHECK_KIND(w.err, PDK_OK);
-    CHECK_INT(derive(&w, "u", "t1"), 0);
-    CHECK_INT(derive(&w, "u", "t2"), 0);
-    CHECK_STR(w.id, "n2");
-    CHECK_INT(decide(&w, "{}"), 0);
-    CHECK_STR(w.verdict.code, "n1");
-    write_file(folder, "helper.lua", "return policy.require('other')");
-    write_file(folder, "other.lua", "return policy.require('helper')");
-    CHECK_INT(pdk_policies_reload(w.p, &w.err), -1);
-    CHECK_KIND(w.err, PDK_E_POLICY_ERROR);
-    CHECK_HAS(w.err.message, "'helper' is being loaded already (a cycle)");
-    write_file(folder, "helper.lua", "\nleft = 1");
-    CHECK_INT(pdk_policies_reload(w.p, &w.err), -1);
-    CHECK_HAS(w.err.message, "helper.lua:2: loading: global 'left' is assigned");
-    CHECK_INT(decide(&w, "{}"), 0);
-    CHECK_STR(w.verdict.code, "n2");
-    world_close(&w);
-}
-
-TEST("reload swaps the whole set or nothing: the last good rules stay, and the next try counts [B161]")
-{
-    const char *folder = fresh_folder();
-    write_file(folder, "identity.lua", "return { derive = function() return 'one' end }");
-    write_file(folder, "reuse.lua", "local t = { n = 1 }\nreturn { decide = function() t.n = t.n + 1 return 'reuse', 'one-' .. t.n end }");
-    world w = world_in(folder);
-    uint64_t generation = pdk_policies_generation(w.p);
-    CHECK_INT(derive(&w, "u", "t"), 0);
-    CHECK_STR(w.id, "one");
-    CHECK_INT(decide(&w, "{}"), 0);
-    write_file(folder, "identity.lua", "return { derive = function() return 'two' end }");
-    write_file(folder, "reuse.lua", "return { decide = function() return 'reuse', 'two' end");
-    CHECK_INT(pdk_policies_reload(w.p, &w.err), -1);
-    CHECK_KIND(w.err, PDK_E_POLICY_ERROR);
-    CHECK_HAS(w.err.message, "reuse.lua:1: loading: '}' expected");
-    CHECK_INT(pdk_policies_generation(w.p), generation);
-    CHECK_INT(derive(&w, "u", "t"), 0);
-    CHECK_STR(w.id, "one"); /* from the cache, and asked anew: */
-    CHECK_INT(derive(&w, "u", "other"), 0);
-    CHECK_STR(w.id, "one");
-    CHECK_INT(decide(&w, "{}"), 0);
-    CHECK_STR(w.verdict.code, "one-3"); /* also what its functions have closed over */
-    write_file(folder, "reuse.lua", "local t = { n = 5 }\nreturn { decide = function() t.n = t.n + 1 return 'reuse', 'two-' .. t.n end }");
-    CHECK_INT(pdk_policies_reload(w.p, &w.err), 0);
-    CHECK_INT(pdk_policies_generation(w.p), generation + 1);
-    CHECK_INT(derive(&w, "u", "t"), 0);
-    CHECK_STR(w.id, "two");
-    CHECK_INT(decide(&w, "{}"), 0);
-    CHECK_STR(w.verdict.code, "two-6");
-    world_close(&w);
-}
-
-TEST("a table that a file returns may change later, or close over what it likes: the set in force does not")
-{
-    world w = world_with("reuse", "local m = {}\n"
-                                  "function m.decide()\n"
-                                  "  m.decide = function() return 'defer' end\n"
-                                  "  m.idle_timeout = nil\n"
-                                  "  return 'reuse'\n"
-                                  "end\n"
-                                  "function m.idle_timeout() return 7 end\n"
-                                  "return m");
-    double seconds = 0;
-    for (int i = 0; i < 2; i++) {
-        CHECK_INT(decide(&w, "{}"), 0);
-        CHECK_INT(w.verdict.decision, PDK_REUSE);
-        CHECK_INT(pdk_policy_idle_timeout(w.p, PDK_NO_VIEW, &seconds, &w.err), 0);
-        CHECK_NUM(seconds, 7, 0);
-    }
-    world_close(&w);
-}
-
-TEST("policies that come and go leave no memory behind [B154]")
-{
-    world w = world_with("identity", "local big = {} for i = 1, 1000 do big[i] = 'string number ' .. i end\n"
-                                     "return { derive = function(ctx) return ctx.user .. #big end }");
-    size_t after[3];
-    for (int i = 0; i < 3; i++) {
-        for (int k = 0; k < 60; k++)
-            CHECK_INT(pdk_policies_reload(w.p, &w.err), 0);
-        after[i] = pdk_script_memory(w.script);
-    }
-    CHECK(after[2] < after[0] * 3 / 2 + 500000);
-    CHECK_INT(derive(&w, "u", "t"), 0);
-    world_close(&w);
-}
-
-/* ---- threads ---- */
-
-typedef struct crowd {
-    world *w;
-    atomic_bool stop;
-    atomic_int asked, failed, mixed;
-} crowd;
-
-static void *ask(void *arg)
-{
-    crowd *c = arg;
-    for (int i = 0; !atomic_load(&c->stop) || i < 200; i++) {
-        PDK_AUTO_ERROR err = PDK_NO_ERROR;
-        char user[32], id[64];
-        snprintf(user, sizeof user, "user-%d", i % 50);
-        pdk_identity one = who(user, "t");
-        pdk_verdict v;
-        if (pdk_policy_derive(c->w->p, &one, PDK_NO_VIEW, id, &err) < 0 || pdk_policy_decide(c->w->p, PDK_NO_VIEW, &v, &err) < 0)
-            atomic_fetch_add(&c->failed, 1);
-        else if (strcmp(id, "old") != 0 && strcmp(id, "new") != 0)
-            atomic_fetch_add(&c->mixed, 1);
-        atomic_fetch_add(&c->asked, 1);
-        if (i > 1000000)
-            break;
-    }
-    return NULL;
-}
-
-static void *ask_badly(void *arg)
-{
-    crowd *c = arg;
-    for (int i = 0; i < 20; i++) {
-        PDK_AUTO_ERROR err = PDK_NO_ERROR;
-        pdk_net_decision d;
-        CHECK_INT(pdk_policy_network(c->w->p, PDK_NO_VIEW, &d, &err), -1);
-        CHECK_KIND(err, PDK_E_POLICY_ERROR);
-        CHECK_INT(d, PDK_NET_DENY);
-    }
-    return NULL;
-}
-
-TEST("four threads ask while one reloads and one runs an endless script: every answer is of one set [B155, B156, B163]")
-{
-    const char *folder = fresh_folder();
-    write_file(folder, "identity.lua", "return { derive = function() return 'old' end }");
-    write_file(folder, "network.lua", "return { decide = function() while true do end end }");
-    world w = world_in(folder);
-    REQUIRE(w.p != NULL);
-    crowd c = { .w = &w };
-    pdk_thread t[5];
-    for (int i = 0; i < 4; i++)
-        CHECK_INT(pdk_thread_start(&t[i], "ask", ask, &c), 0);
-    CHECK_INT(pdk_thread_start(&t[4], "bad", ask_badly, &c), 0);
-    for (int i = 0; i < 30; i++) {
-        char text[100];
-        snprintf(text, sizeof text, "return { derive = function() return '%s' end %s", i % 2 ? "old" : "new", i % 3 ? "}" : "");
-        write_file(folder, "identity.lua", text);
-        PDK_AUTO_ERROR err = PDK_NO_ERROR;
-        CHECK_INT(pdk_policies_reload(w.p, &err), i % 3 ? 0 : -1);
-    }
-    atomic_store(&c.stop, true);
-    for (int i = 0; i < 5; i++)
-        pdk_thread_join(&t[i]);
-    CHECK(atomic_load(&c.asked) >= 800);
-    CHECK_INT(atomic_load(&c.failed), 0);
-    CHECK_INT(atomic_load(&c.mixed), 0);
-    CHECK_INT(pdk_policies_generation(w.p), 21);
-    world_close(&w);
-}
-
-TEST("two runtimes share a universe, and the policies of one do not touch the other's")
-{
-    world w = world_with("identity", "string.format = nil table.concat = nil return { derive = function() return 'one' end }");
-    world other = { .script = w.script, .clock = w.clock };
-    other.p = pdk_policies_new(w.script, w.clock, NULL, PDK_NO_VIEW, PDK_NO_VIEW, &other.err);
-    REQUIRE(other.p != NULL);
-    CHECK_INT(derive(&w, "u-1", "t-1"), 0);
-    CHECK_STR(w.id, "one");
-    CHECK_INT(derive(&other, "u-1", "t-1"), 0);
-    CHECK_STR(other.id, "dcd520660fa816954f7fe6cb0d3b9220");
-    pdk_policies_free(other.p);
     world_close(&w);
 }
 

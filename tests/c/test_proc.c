@@ -130,7 +130,21 @@ TEST("the host's own wait and SIGCHLD see nothing of a child")
     pdk_child_close(&c);
 }
 
-TEST("a child that is closed while it runs goes on, and leaves no zombie when it ends")
+/* Whether the process has ended and, if init has not come round to it yet, is no child of ours. */
+static bool ended_elsewhere(pid_t pid)
+{
+    char path[40], text[200] = "";
+    snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
+    FILE *f = fopen(path, "r");
+    if (f == NULL) return true;
+    size_t n = fread(text, 1, sizeof text - 1, f);
+    fclose(f);
+    int parent = 0;
+    char state = 0, *at = n > 0 ? strrchr(text, ')') : NULL;
+    return at != NULL && sscanf(at + 1, " %c %d", &state, &parent) == 2 && state == 'Z' && parent != getpid();
+}
+
+TEST("a child that is closed while it runs goes on, and leaves this process no zombie when it ends")
 {
     PDK_AUTO_ERROR err = PDK_NO_ERROR;
     int before = test_fds();
@@ -140,8 +154,8 @@ TEST("a child that is closed while it runs goes on, and leaves no zombie when it
     pid_t pid = c.pid;
     pdk_child_close(&c);
     CHECK_INT(kill(pid, 0), 0);
-    for (int i = 0; i < 100 && kill(pid, 0) == 0; i++) usleep(20 * 1000);
-    CHECK_INT(kill(pid, 0), -1);
+    for (int i = 0; i < 100 && !ended_elsewhere(pid); i++) usleep(20 * 1000);
+    CHECK(ended_elsewhere(pid));
     CHECK_INT(test_fds(), before);
 }
 
@@ -195,8 +209,8 @@ TEST("a run that exceeds its limit is killed and answers timeout")
     int left = 0;
     CHECK(f != NULL && fscanf(f, "%d", &left) == 1);
     if (f != NULL) fclose(f);
-    for (int i = 0; i < 100 && kill(left, 0) == 0; i++) usleep(20 * 1000);
-    CHECK_INT(kill(left, 0), -1); /* what it had started went with it */
+    for (int i = 0; i < 100 && !ended_elsewhere(left); i++) usleep(20 * 1000);
+    CHECK(ended_elsewhere(left)); /* what it had started went with it */
     CHECK(test_now() - start < 5);
     CHECK_INT(test_fds(), before);
 }

@@ -86,9 +86,10 @@ TEST("an error that is raised with a kind keeps kind, reason, causes and the res
     luaL_openlibs(host);
     lua_pushvalue(host, -1);
     lua_setglobal(host, "e");
-    CHECK(luaL_dostring(host, "return tostring(e) == e.kind .. ': ' .. e.message and e.kind == 'unready' "
-                              "and e.reason == 'slow' and e.sandbox_id == 'box-1' and e.stage == 'create' "
-                              "and e.attempt == 3 and e.cause.kind == 'backend_error' and e.cause.reason == 'connect'") == 0);
+    CHECK(luaL_dostring(host,
+                        "return tostring(e) == e.kind .. ': ' .. e.message and e.kind == 'unready' "
+                        "and e.reason == 'slow' and e.sandbox_id == 'box-1' and e.stage == 'create' "
+                        "and e.attempt == 3 and e.cause.kind == 'backend_error' and e.cause.reason == 'connect'") == 0);
     CHECK(lua_toboolean(host, -1));
     lua_settop(host, 1);
     pdk_error_from_lua(host, 1, PDK_E_IO_ERROR, &err);

@@ -94,11 +94,12 @@ end
 
 --- The open descriptors of this process, as a sorted text: "3 -> /dev/null" and so on.
 function M.fds()
-  local text = M.sh("ls -l /proc/$PPID/fd | sed -n 's/.* \\([0-9][0-9]* -> .*\\)/\\1/p' | sort -n")
+  local text = M.sh("ls -l /proc/$PPID/fd 2>/dev/null | sed -n 's/.* \\([0-9][0-9]* -> .*\\)/\\1/p' | sort -n")
   local kept = {}
   for line in text:gmatch("[^\n]+") do
     -- The pipe that carries this answer, and the entropy sources that libraries keep, are nobody's leak.
-    if not line:find("pipe:", 1, true) and not line:find("random", 1, true) then kept[#kept + 1] = line end
+    -- So is one that went while it was looked at.
+    if not line:find("pipe:", 1, true) and not line:find("random", 1, true) and not line:find("^ls: ") then kept[#kept + 1] = line end
   end
   return table.concat(kept, "\n")
 end
@@ -460,7 +461,7 @@ function World:_journal()
       local records = self.records[id]
       if records == nil then return end
       records[generation or "?"] = nil
-      if next(records) == nil then self.records[id] = nil end
+      if generation == nil or next(records) == nil then self.records[id] = nil end
     end,
   }
   local store = {}

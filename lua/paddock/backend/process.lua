@@ -160,7 +160,7 @@ function Backend:_fixed()
     self.fixed = {
       root = root, bwrap = M.find_bwrap(self.options.bwrap),
       guest = M.find_guest(self.options.guest or self.runtime.guest_path),
-      system = jail.host_system(), cover = jail.proc_cover(), cgroups = cgroup.detect(self.options.cgroup),
+      system = jail.host_system(), cover = jail.proc_cover(),
     }
   end
   return self.fixed
@@ -318,7 +318,7 @@ function Backend:create(spec)
   local record = store:begin(spec.sandbox_id)
   local generation = record.generation
   undo:add(function() store:remove(record.id, generation) end)
-  local limits = cgroup.prepare(self.fixed.cgroups, generation, spec.limits)
+  local limits = cgroup.prepare(self:_cgroups(), generation, spec.limits)
   undo:add(function() cgroup.remove(limits.groups) end)
   local listen = store:listen(generation)
   local stderr = assert(proc.capture(4096))
@@ -558,15 +558,20 @@ function Backend:list()
     if store:sweep_fresh(one[1], one[2]) then cgroup.remove(self:_groups_of(one[2])) end
   end
   store:sweep_sockets()
+  cgroup.sweep(self:_cgroups())
   return found
 end
 
 -- ---- ending ----------------------------------------------------------------------------------------------------
 
+function Backend:_cgroups()
+  self.cgroups = self.cgroups or cgroup.detect(self.options.cgroup)
+  return self.cgroups
+end
+
 --- The groups that a generation may have, when no record says so.
 function Backend:_groups_of(generation)
-  local found = self.fixed and self.fixed.cgroups or cgroup.detect(self.options.cgroup)
-  return cgroup.guess(found, generation)
+  return cgroup.guess(self:_cgroups(), generation)
 end
 
 --- Makes sure that no other process holds it, and that none begins to (byte 1). False = it is held.

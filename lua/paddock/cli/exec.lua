@@ -88,6 +88,7 @@ local function document(box, result, user, thread)
 end
 
 local function explain_result(ctx, options, result)
+  if native.ended_by() then return end -- who interrupted it knows why it ended
   if result.truncated then ctx.warn("the output was longer than what is kept; it is cut") end
   if result.outcome == "hard_timeout" then
     ctx.warn(options.timeout and ("the command ran into its time limit of %g s"):format(options.timeout)
@@ -96,7 +97,7 @@ local function explain_result(ctx, options, result)
     ctx.warn("the command ran into the sandbox's memory limit")
   elseif result.outcome == "unknown" then
     ctx.warn(("nobody knows whether the command ran (%s); it is not run again"):format(result.reason or "no answer"))
-  elseif result.outcome == "cancelled" and not native.ended_by() then
+  elseif result.outcome == "cancelled" then
     ctx.warn("the command was ended by a newer owner of this sandbox")
   end
 end

@@ -25,7 +25,7 @@ rt                         the runtime: rt:destroy(id) rt:inspect(id) rt:park(id
                            rt:get(id) rt:retain(id, {holder=}) rt:list() rt:reconcile() rt:shutdown()
 paddock                    the module: paddock.open{...} opens another runtime, with options of its own
 = expr                     shows a value, as the expression alone does; _ is the last one
-:help  :quit  :events on|off   what happens is shown as it happens: * parked 3f1c... reason: last release
+:help  :quit  :events on|off   what happens is shown as it happens: * parked 3f1c... reason=last release
 TAB completes names, Ctrl-R searches the history, Ctrl-C gives up the line, Ctrl-D ends.
 ]]
 
@@ -112,7 +112,9 @@ function Repl:on_event(record)
   for _, key in ipairs(render.sorted_keys(record)) do
     if not EVENT_FIRST[key] then
       local value = record[key]
-      words[#words + 1] = ("%s=%s"):format(key, type(value) == "string" and render.plain(value) or self:show(value))
+      local text = type(value) == "string" and render.plain(value)
+        or math.type(value) == "float" and ("%.3f"):format(value) or self:show(value)
+      words[#words + 1] = key .. "=" .. text
     end
   end
   self.ctx.out(table.concat(words, " ") .. "\n")

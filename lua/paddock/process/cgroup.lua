@@ -10,6 +10,7 @@ local M = {}
 
 local ROOT = "/sys/fs/cgroup"
 local CPU_PERIOD = 100000        -- microseconds
+local SWEEP_AGE = 120            -- seconds; a group is made, filled within 30, or abandoned
 local DEFAULT_PIDS = 4096        -- so that a fork bomb stays in its sandbox where nobody set a limit
 
 --- What of each version is written, in order; `value` makes the text.
@@ -139,6 +140,23 @@ function M.guess(found, generation)
     groups[#groups + 1] = ("%s/%s/paddock/%s"):format(found.base, controller, generation)
   end
   return groups
+end
+
+--- Removes groups that nobody is in and nobody is just making: what is left of sandboxes that ended by themselves after
+--- their runtime and its records were gone. The kernel refuses to remove one that is in use.
+---@param found table
+function M.sweep(found)
+  local seen = {}
+  for _, group in ipairs(M.guess(found, "x")) do
+    local base = group:match("^(.+)/x$")
+    local dir <close> = not seen[base] and proc.open(base, "rd") or nil
+    seen[base] = true
+    for _, name in ipairs(dir and proc.names(dir) or {}) do
+      local one <close> = #name == 32 and name:find("^%x+$") and proc.open(name, "pdn", 0, dir) or nil
+      local stat = one and one:stat()
+      if stat and os.time() - stat.changed > SWEEP_AGE then proc.rmdir(base .. "/" .. name) end
+    end
+  end
 end
 
 --- Removes groups. The kernel lets go of an ended process's group a moment after it is gone.
