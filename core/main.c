@@ -13,6 +13,7 @@
 #include "cli.h"
 #include "limit.h"
 #include "script.h"
+#include "signals.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -485,6 +486,7 @@ int main(int argc, char **argv)
         return EXIT_INTERNAL;
     }
     pdk_thread signals;
+    pdk_signals_are_handled();
     if (!signals_start(&signals)) {
         fprintf(stderr, "paddock: cannot start: no pipe or thread for signals (%s)\n", strerror(errno));
         return EXIT_INTERNAL;

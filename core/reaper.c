@@ -19,6 +19,12 @@ typedef struct ref { /* an entry as seen at one moment */
     pdk_ns stamp; /* last_used or parked_at: another one means that it was used meanwhile */
 } ref;
 
+static bool stopping(pdk_runtime *rt)
+{
+    PDK_GUARD(rt->lock);
+    return rt->stop_threads;
+}
+
 /* ---- idle ---- */
 
 static pdk_ns stamp_of(const pdk_entry *e)
@@ -177,7 +183,7 @@ int pdk_reap(pdk_runtime *rt, pdk_error *err)
     }
     if (n > 0)
         qsort(all, n, sizeof *all, by_stamp);
-    for (size_t i = 0; i < n; i++)
+    for (size_t i = 0; i < n && !stopping(rt); i++)
         if (truly_idle(rt, &all[i], now))
             expire(rt, &all[i]);
     free(all);
@@ -473,7 +479,7 @@ int pdk_renew(pdk_runtime *rt, pdk_error *err)
     size_t n = all_leased(rt, &all);
     if (all == NULL)
         return pdk_fail(err, PDK_E_NO_MEMORY, 0, "no memory to renew the leases");
-    for (size_t i = 0; i < n; i++) {
+    for (size_t i = 0; i < n && !stopping(rt); i++) {
         if (!renew_begin(rt, &all[i]))
             continue;
         renew_one(rt, &all[i]);

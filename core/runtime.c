@@ -6,6 +6,7 @@
 #include "core.h"
 #include "http.h"
 #include "proc.h"
+#include "signals.h"
 
 #include <fcntl.h>
 #include <lauxlib.h>
@@ -235,6 +236,8 @@ static int open_parts(pdk_runtime *rt, const pdk_open_spec *spec, pdk_error *err
     if (rt->policies == NULL || open_backend(rt, err) < 0)
         return -1;
     rt->next_renew = pdk_after(pdk_clock_now(rt->clock), pdk_seconds(rt->config.renew_interval));
+    if (pdk_view_bool(pdk_view_get(o, "signals"), false) && pdk_signals_add(rt, rt->config.threads, err) < 0)
+        return -1;
     return rt->config.threads ? pdk_threads_start(rt, err) : 0;
 }
 
@@ -472,6 +475,7 @@ void pdk_runtime_free(pdk_runtime *rt)
             close(rt->record_fd);
         return;
     }
+    pdk_signals_remove(rt);
     PDK_AUTO_ERROR err = PDK_NO_ERROR;
     while (rt->lease != NULL && pdk_runtime_reset(rt, &err) < 0) /* a thread at work cannot be left behind with freed memory */
         pdk_emit(rt, PDK_WARN, "free_waits", NULL, NULL, NULL, &err);
@@ -499,6 +503,8 @@ void pdk_runtime_free(pdk_runtime *rt)
 
 int pdk_runtime_tick(pdk_runtime *rt, pdk_error *err)
 {
+    if (!rt->config.threads)
+        pdk_signals_poll();
     PDK_CALL(rt, err, -1);
     pdk_ns now = pdk_clock_now(rt->clock);
     bool renew, reconcile;

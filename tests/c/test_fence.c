@@ -1,90 +1,13 @@
 /* test_fence.c -- what cannot be set up from outside, since the turn and the reservation forbid it: metadata replaced between
  * a verdict and its teardown, a replacement published while the old generation is being stopped. Also the serializer, the heap
  * of what is due, and the memory store, alone. */
-#include "core.h"
-#include "test.h"
+#include "world.h"
 
-#include <lauxlib.h>
+#include <fcntl.h>
 
-static const char engine[] = /* a file, so that it has the universe's globals: `hook` is set by the tests */
-    "local n, gone = 0, {}\n"
-    "local M = { name = 'scripted', capabilities = { fenced = false } }\n"
-    "function M.create(_, spec) n = n + 1 return { sandbox_id = spec.sandbox_id, generation = 'g' .. n } end\n"
-    "function M.destroy(_, info) hook(info.generation) gone[info.generation] = true end\n"
-    "function M.inspect(_, id, info) if gone[info.generation] then return nil end return info end\n"
-    "function M.discover() end\n"
-    "function M.alive() return true end\n"
-    "function M.ready() return true end\n"
-    "function M.connect() return { exec = function() end, close = function() hook('close') end } end\n"
-    "return M\n";
-static const char config[] =
-    "return { backend = '%s/engine.lua', clock = 'manual', threads = false, health_ttl = 0, user = 'u',\n"
-    "  log = function() end, state_dir = '%s', ownership = { type = 'memory' } }\n";
+#define MANUAL "clock = 'manual', threads = false,"
 
-static int destroys, closes;
-static void (*during_stop)(pdk_runtime *rt);
-static pdk_runtime *hooked;
-
-static int hook(lua_State *L)
-{
-    if (strcmp(lua_tostring(L, 1), "close") == 0) {
-        closes++;
-        return 0;
-    }
-    destroys++;
-    if (during_stop != NULL)
-        during_stop(hooked);
-    return 0;
-}
-
-static int install_hook(lua_State *L, void *arg)
-{
-    (void)arg;
-    lua_pushcfunction(L, hook);
-    lua_setglobal(L, "hook");
-    return 0;
-}
-
-static pdk_runtime *open_runtime(void)
-{
-    char text[4096];
-    PDK_AUTO_ERROR err = PDK_NO_ERROR;
-    snprintf(text, sizeof text, "%s/engine.lua", test_tmpdir());
-    FILE *f = fopen(text, "w");
-    if (!CHECK(f != NULL && fputs(engine, f) >= 0 && fclose(f) == 0))
-        exit(1);
-    snprintf(text, sizeof text, config, test_tmpdir(), test_tmpdir());
-    pdk_runtime *rt = pdk_open_text(text, "test.lua", &err);
-    if (!CHECK(rt != NULL)) {
-        fprintf(stderr, "%s\n", err.message);
-        exit(1);
-    }
-    destroys = closes = 0;
-    during_stop = NULL;
-    hooked = rt;
-    CHECK_INT(pdk_script_enter(rt->script, install_hook, NULL, &err), 0);
-    return rt;
-}
-
-static pdk_box *acquire(pdk_runtime *rt, const char *thread, bool hold)
-{
-    PDK_AUTO_ERROR err = PDK_NO_ERROR;
-    pdk_box *box = NULL;
-    pdk_request req = { .thread = thread, .no_holder = !hold };
-    if (!CHECK_INT(pdk_acquire(rt, &req, &box, &err), 0))
-        fprintf(stderr, "%s\n", err.message);
-    return box;
-}
-
-static void end(pdk_runtime *rt, pdk_box *box)
-{
-    PDK_AUTO_ERROR err = PDK_NO_ERROR;
-    during_stop = NULL;
-    pdk_box_free(box);
-    if (!CHECK_INT(pdk_shutdown(rt, &err), 0))
-        fprintf(stderr, "%s\n", err.message);
-    pdk_free(rt);
-}
+static pdk_runtime *world; /* the runtime of the running test, for its hook */
 
 /* Puts another generation in the place of the tracked one, as a discovery by another path would. */
 static void replace_metadata(pdk_runtime *rt, const char *id, const char *generation)
@@ -101,8 +24,8 @@ static void replace_metadata(pdk_runtime *rt, const char *id, const char *genera
 
 TEST("a dead verdict about metadata that was replaced meanwhile does nothing [E6]")
 {
-    pdk_runtime *rt = open_runtime();
-    pdk_box *box = acquire(rt, "t", true);
+    pdk_runtime *rt = world_open(MANUAL);
+    pdk_box *box = world_acquire(rt, "t", "holder");
     uint64_t judged;
     pdk_client *client;
     {
@@ -116,8 +39,8 @@ TEST("a dead verdict about metadata that was replaced meanwhile does nothing [E6
     pdk_teardown td = { .id = pdk_box_id(box), .reason = "unhealthy", .ignore_holders = true, .incarnation = judged };
     CHECK_INT(pdk_fence_teardown(rt, &td, &err), PDK_TD_REFUSED);
     CHECK_STR(td.why, "used");
-    CHECK_INT(destroys, 0);
-    CHECK_INT(closes, 0);
+    CHECK_INT(atomic_load(&world_destroys), 0);
+    CHECK_INT(atomic_load(&world_closes), 0);
     {
         PDK_GUARD(rt->pool.registry);
         pdk_entry *e = pdk_pool_by_identity(&rt->pool, &(pdk_identity){ "u", "t", 1, 1 });
@@ -126,12 +49,17 @@ TEST("a dead verdict about metadata that was replaced meanwhile does nothing [E6
         CHECK_STR(e->generation, "newer");
         CHECK(e->reserved == 0);
     }
-    end(rt, box);
+    pdk_box_free(box);
+    world_end(rt);
 }
 
-static void publish_replacement(pdk_runtime *rt)
+static int publish_replacement(const char *name, const char *id, const char *detail, double *seconds)
 {
-    during_stop = NULL;
+    (void)id, (void)detail, (void)seconds;
+    pdk_runtime *rt = world;
+    if (strcmp(name, "destroy") != 0)
+        return 0;
+    world_hook = NULL;
     PDK_GUARD(rt->pool.registry);
     pdk_node *n = pdk_map_each(&rt->pool.ids, NULL);
     pdk_entry *e = PDK_OF(n, pdk_entry, by_id);
@@ -142,17 +70,18 @@ static void publish_replacement(pdk_runtime *rt)
     pdk_end(&info, &m);
     CHECK(e->reserved != 0);
     CHECK(pdk_entry_set_info(&rt->pool, e, pdk_view_of(&info), true));
+    return 0;
 }
 
 TEST("a destroy that ends does not remove a replacement that was published meanwhile [M13]")
 {
-    pdk_runtime *rt = open_runtime();
-    pdk_box *box = acquire(rt, "t", false);
+    pdk_runtime *rt = world = world_open(MANUAL);
+    pdk_box *box = world_acquire(rt, "t", NULL);
     PDK_AUTO_ERROR err = PDK_NO_ERROR;
-    during_stop = publish_replacement;
+    world_hook = publish_replacement;
     CHECK_INT(pdk_destroy(rt, pdk_box_id(box), &err), 1);
-    CHECK_INT(destroys, 1);
-    CHECK_INT(closes, 0); /* the replacement's client is untouched */
+    CHECK_INT(atomic_load(&world_destroys), 1);
+    CHECK_INT(atomic_load(&world_closes), 0); /* the replacement's client is untouched */
     {
         PDK_GUARD(rt->pool.registry);
         pdk_entry *e = pdk_pool_find(&rt->pool, pdk_box_id(box));
@@ -162,7 +91,8 @@ TEST("a destroy that ends does not remove a replacement that was published meanw
         CHECK(e->client != NULL);
         CHECK(e->reserved == 0);
     }
-    end(rt, box);
+    pdk_box_free(box);
+    world_end(rt);
 }
 
 static bool registry_was_free;
@@ -175,29 +105,35 @@ static void *take_registry(void *arg)
     return NULL;
 }
 
-static void look_from_another_thread(pdk_runtime *rt)
+static int look_from_another_thread(const char *name, const char *id, const char *detail, double *seconds)
 {
+    (void)id, (void)detail, (void)seconds;
+    if (strcmp(name, "destroy") != 0)
+        return 0;
+    pdk_runtime *rt = world;
     pdk_thread t;
     registry_was_free = false;
     CHECK_INT(pdk_thread_start(&t, "looker", take_registry, rt), 0);
     pdk_thread_join(&t);
+    return 0;
 }
 
 TEST("while a stop is pending the reservation is held and the registry is free [M12]")
 {
-    pdk_runtime *rt = open_runtime();
-    pdk_box *box = acquire(rt, "t", false);
+    pdk_runtime *rt = world = world_open(MANUAL);
+    pdk_box *box = world_acquire(rt, "t", NULL);
     PDK_AUTO_ERROR err = PDK_NO_ERROR;
-    during_stop = look_from_another_thread;
+    world_hook = look_from_another_thread;
     CHECK_INT(pdk_destroy(rt, pdk_box_id(box), &err), 1);
     CHECK(registry_was_free);
-    end(rt, box);
+    pdk_box_free(box);
+    world_end(rt);
 }
 
 TEST("the test and the reservation are one step, and a second reservation is refused [M14]")
 {
-    pdk_runtime *rt = open_runtime();
-    pdk_box *box = acquire(rt, "t", false);
+    pdk_runtime *rt = world = world_open(MANUAL);
+    pdk_box *box = world_acquire(rt, "t", NULL);
     {
         PDK_GUARD(rt->pool.registry);
         pdk_pool_find(&rt->pool, pdk_box_id(box))->reserved = 77;
@@ -205,7 +141,7 @@ TEST("the test and the reservation are one step, and a second reservation is ref
     PDK_AUTO_ERROR err = PDK_NO_ERROR;
     CHECK_INT(pdk_destroy(rt, pdk_box_id(box), &err), 0);
     CHECK_STR(err.reason, "deferred");
-    CHECK_INT(destroys, 0);
+    CHECK_INT(atomic_load(&world_destroys), 0);
     pdk_box *again = NULL;
     pdk_request req = { .thread = "t" };
     CHECK_INT(pdk_acquire(rt, &req, &again, &err), -1); /* an id reserved here is never promoted [E17] */
@@ -215,7 +151,149 @@ TEST("the test and the reservation are one step, and a second reservation is ref
         pdk_pool_find(&rt->pool, pdk_box_id(box))->reserved = 0;
     }
     CHECK_INT(pdk_destroy(rt, pdk_box_id(box), &err), 1);
-    end(rt, box);
+    pdk_box_free(box);
+    world_end(rt);
+}
+
+/* While the reclaim of a warm replacement is under way, its entry is swapped for one whose stop failed. */
+static const char *swapped_for;
+static int swap_entry(const char *name, const char *id, const char *detail, double *seconds)
+{
+    (void)detail, (void)seconds;
+    if (strcmp(name, "connect") != 0)
+        return 0;
+    world_hook = NULL;
+    PDK_AUTO_PACK info = PDK_NO_PACK;
+    pdk_mark m = pdk_begin_map(&info);
+    pdk_kv_cstr(&info, &m, "sandbox_id", id);
+    pdk_kv_cstr(&info, &m, "generation", swapped_for);
+    pdk_end(&info, &m);
+    pdk_runtime *rt = world;
+    PDK_GUARD(rt->pool.registry);
+    pdk_entry *e = pdk_pool_find(&rt->pool, id);
+    CHECK(pdk_entry_set_info(&rt->pool, e, pdk_view_of(&info), true));
+    e->retry = true;
+    return 0;
+}
+
+TEST("an entry swapped while its reclaim publishes stays warm and fenced, whatever its generation [M9]")
+{
+    static const char *const generations[] = { "the failed one", NULL };
+    for (int i = 0; i < 2; i++) {
+        pdk_runtime *rt = world = world_open(MANUAL);
+        pdk_box *box = world_acquire(rt, "t", "h"), *got = NULL;
+        PDK_AUTO_ERROR err = PDK_NO_ERROR;
+        pdk_release(box, &err);
+        swapped_for = generations[i];
+        world_hook = swap_entry;
+        pdk_request req = { .thread = "t" };
+        CHECK_INT(pdk_acquire(rt, &req, &got, &err), -1);
+        CHECK_INT(err.kind, PDK_E_REPLACEMENT_DEFERRED);
+        CHECK_INT(pdk_runtime_get(rt, pdk_box_id(box), NULL, &got, NULL), 0);
+        CHECK(got == NULL);
+        {
+            PDK_GUARD(rt->pool.registry);
+            pdk_entry *e = pdk_pool_find(&rt->pool, pdk_box_id(box));
+            REQUIRE(e != NULL);
+            CHECK_INT(e->state, PDK_WARM);
+            CHECK(e->retry && e->client == NULL && e->reserved == 0 && e->intents == 0);
+            e->retry = false; /* so that the end may stop it */
+        }
+        pdk_box_free(box);
+        world_end(rt);
+    }
+}
+
+/* The number of the open file whose path ends so, or -1. */
+static int find_fd(const char *end)
+{
+    for (int fd = 3; fd < 256; fd++) {
+        char link[64], path[512];
+        snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+        ssize_t n = readlink(link, path, sizeof path - 1);
+        if (n > 0 && (path[n] = '\0', (size_t)n > strlen(end)) && strcmp(path + n - strlen(end), end) == 0)
+            return fd;
+    }
+    return -1;
+}
+
+static atomic_int creates;
+static int count_creates(const char *name, const char *id, const char *detail, double *seconds)
+{
+    (void)id, (void)detail, (void)seconds;
+    atomic_fetch_add(&creates, strcmp(name, "create") == 0);
+    return 0;
+}
+
+TEST("a lock file that cannot be locked: the error reaches the caller, nothing is created [E9]")
+{
+    pdk_runtime *rt = world = world_open(MANUAL);
+    int fd = find_fd("/turns"), read_only = open("/dev/null", O_RDONLY | O_CLOEXEC), kept = dup(fd);
+    REQUIRE(fd >= 0 && read_only >= 0 && kept >= 0);
+    CHECK(dup2(read_only, fd) == fd); /* a write lock needs a descriptor open for writing */
+    PDK_AUTO_ERROR err = PDK_NO_ERROR;
+    pdk_box *box = NULL;
+    pdk_request req = { .thread = "t" };
+    world_hook = count_creates;
+    CHECK_INT(pdk_acquire(rt, &req, &box, &err), -1);
+    CHECK_INT(err.kind, PDK_E_IO_ERROR);
+    CHECK_INT(atomic_load(&creates), 0);
+    CHECK_INT((int)pdk_serial_keys(rt->serial), 0);
+    CHECK(dup2(kept, fd) == fd);
+    close(kept);
+    close(read_only);
+    CHECK_INT(pdk_acquire(rt, &req, &box, &err), 0);
+    pdk_box_free(box);
+    world_end(rt);
+}
+
+static atomic_bool creation_hangs;
+static int hang_creation(const char *name, const char *id, const char *detail, double *seconds)
+{
+    (void)id, (void)detail;
+    if (strcmp(name, "open_session") != 0)
+        return 0;
+    atomic_store(&creation_hangs, true);
+    *seconds = 0.4;
+    return 1;
+}
+
+static void *run_in_scope(void *arg)
+{
+    pdk_result r;
+    PDK_AUTO_ERROR err = PDK_NO_ERROR;
+    pdk_command cmd = { .command = "true", .scope = "s" };
+    if (pdk_exec(arg, &cmd, &r, &err) == 0)
+        pdk_result_free(&r);
+    return NULL;
+}
+
+TEST("the last release with a creation abandoned recycles, and records first [L6]")
+{
+    pdk_runtime *rt = world = world_open("threads = true, reap_interval = 3600,");
+    pdk_box *box = world_acquire(rt, "t", "run");
+    pdk_thread t;
+    PDK_AUTO_ERROR err = PDK_NO_ERROR;
+    pdk_box *got = NULL;
+    world_hook = hang_creation;
+    CHECK_INT(pdk_thread_start(&t, "exec", run_in_scope, box), 0);
+    while (!atomic_load(&creation_hangs))
+        pdk_sleep_ns(1000 * 1000);
+    CHECK_INT(pdk_runtime_release(rt, "run", &err), 0);
+    CHECK_INT(atomic_load(&world_destroys), 1);
+    CHECK_INT(pdk_runtime_get(rt, pdk_box_id(box), NULL, &got, NULL), 0);
+    CHECK(got == NULL);
+    {
+        PDK_GUARD(rt->pool.registry);
+        CHECK_INT((int)rt->pool.count[PDK_WARM], 0);
+    }
+    pdk_thread_join(&t);
+    {
+        PDK_GUARD(rt->pool.registry);
+        CHECK_INT((int)rt->pool.ids.count, 0);
+    }
+    pdk_box_free(box);
+    world_end(rt);
 }
 
 /* ---- turns ---- */
