@@ -6,252 +6,10 @@
  * Locks: the identity's turn for the whole of it, the id's turn (also across processes) from discovery on, the registry
  * for moments. Failure paths: every step that has created something takes it back through fence.c before it fails.
  */
-#include "core.h"
+#include "acquire.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-
-typedef enum found { FAILED = -1, NOTHING = 0, FOUND = 1 } found;
-
-typedef struct acq { /* one acquire; on its caller's stack */
-    pdk_runtime *rt;
-    const pdk_acquire_spec *spec;
-    pdk_identity who;
-    bool anonymous;            /* no thread: nothing can find it again */
-    char id[64];
-    char holder[200];          /* "" = none */
-    pdk_pack requirements;
-    bool has_turn;             /* the id's turn, across processes */
-    pdk_box *box;              /* the result */
-    pdk_error *err;
-} acq;
-
-typedef struct candidate { /* a sandbox under consideration; its facts as copied at one moment */
-    const char *source;
-    pdk_pack info;
-    pdk_pack capability;       /* after a probe */
-    uint64_t incarnation;      /* 0 = not tracked */
-    int64_t token;             /* that its guest has seen */
-    int holders;
-    double idle_seconds;
-    bool dirty, retry, checked; /* checked = health known to be good recently */
-} candidate;
-
-static void candidate_free(candidate *c)
-{
-    pdk_pack_free(&c->info);
-    pdk_pack_free(&c->capability);
-}
-#define AUTO_CANDIDATE __attribute__((cleanup(candidate_free))) candidate
-
-static found no_memory(acq *a)
-{
-    return (found)pdk_fail(a->err, PDK_E_NO_MEMORY, 0, "no memory to acquire %s", a->id);
-}
-
-static found deferred(acq *a, const char *reason, const char *why)
-{
-    pdk_fail_reason(a->err, PDK_E_REPLACEMENT_DEFERRED, reason, "sandbox %s must not be reused and %s; try again later", a->id, why);
-    pdk_error_set_id(a->err, a->id);
-    return FAILED;
-}
-
-static found collision(acq *a)
-{
-    pdk_fail(a->err, PDK_E_IDENTITY_COLLISION, 0,
-             "sandbox id %s belongs to another identity; policies/identity.lua must give each identity an id of its own", a->id);
-    pdk_error_set_id(a->err, a->id);
-    return FAILED;
-}
-
-static found being_destroyed(acq *a)
-{
-    pdk_fail(a->err, PDK_E_BEING_DESTROYED, 0, "sandbox %s is being torn down; try again", a->id);
-    pdk_error_set_id(a->err, a->id);
-    return FAILED;
-}
-
-/* ---- replacing a candidate ---- */
-
-static bool still_warm(const pdk_entry *e, void *ctx)
-{
-    (void)ctx;
-    return e->state == PDK_WARM;
-}
-
-/* A teardown on the way failed: what that means for the acquire. Unknown facts stay the errors that they are. */
-static found explain_failure(acq *a)
-{
-    pdk_error *e = a->err;
-    if (e->kind != PDK_E_BACKEND_ERROR)
-        return FAILED;
-    if (strcmp(e->reason, "still_present") == 0)
-        pdk_error_become(e, PDK_E_REPLACEMENT_DEFERRED, "still_present", "sandbox %s cannot be replaced yet", a->id);
-    else if (strcmp(e->stage, "stop") == 0)
-        pdk_error_become(e, PDK_E_REPLACEMENT_DEFERRED, "quarantined", "sandbox %s could not be stopped", a->id);
-    return FAILED;
-}
-
-/* Tears the candidate down so that the acquire can go on: NOTHING, or FAILED with why it cannot be replaced now. */
-static found replace(acq *a, const candidate *c, const char *reason, bool dead, const char *holders_reason)
-{
-    pdk_teardown td = { .id = a->id, .reason = reason, .ignore_holders = dead, .incarnation = c->incarnation,
-                        .dirty = c->dirty || c->retry };
-    if (c->incarnation == 0)
-        td.info = pdk_view_of(&c->info);
-    else if (strcmp(c->source, "warm") == 0)
-        td.still = still_warm;
-    switch (pdk_fence_teardown(a->rt, &td, a->err)) {
-    case PDK_TD_DONE:
-    case PDK_TD_REPLACED:
-        return NOTHING;
-    case PDK_TD_REFUSED:
-        if (strcmp(td.why, "taken") == 0 || strcmp(td.why, "gone") == 0)
-            return NOTHING;
-        if (strcmp(td.why, "holders") == 0)
-            return deferred(a, holders_reason, "others hold it");
-        if (strcmp(td.why, "used") == 0 && dead)
-            return NOTHING; /* the verdict was about metadata that has been replaced meanwhile (E6) */
-        return deferred(a, "teardown_refused", "its teardown was refused");
-    case PDK_TD_ERROR:
-        break;
-    }
-    return explain_failure(a);
-}
-
-/* ---- the reuse policy ---- */
-
-static void put_identity(pdk_pack *p, pdk_mark *m, const pdk_identity *who)
-{
-    pdk_put_cstr(p, "identity");
-    m->count++;
-    pdk_mark id = pdk_begin_map(p);
-    pdk_kv_str(p, &id, "user", who->user, who->user_len);
-    pdk_kv_str(p, &id, "thread", who->thread, who->thread_len);
-    pdk_end(p, &id);
-}
-
-static int ask(acq *a, const candidate *c, pdk_verdict *verdict)
-{
-    PDK_AUTO_PACK ctx = PDK_NO_PACK;
-    pdk_view info = pdk_view_of(&c->info);
-    pdk_mark m = pdk_begin_map(&ctx);
-    pdk_kv_cstr(&ctx, &m, "source", c->source);
-    pdk_kv_view(&ctx, &m, "info", info);
-    pdk_put_cstr(&ctx, "attestation");
-    m.count++;
-    if (pdk_view_tag(pdk_view_get(info, "attestation")) == '{') {
-        pdk_put_view(&ctx, pdk_view_get(info, "attestation"));
-    } else { /* nothing attested is an empty table: a policy may index it */
-        pdk_mark none = pdk_begin_map(&ctx);
-        pdk_end(&ctx, &none);
-    }
-    pdk_kv_view(&ctx, &m, "requirements", pdk_view_of(&a->requirements));
-    put_identity(&ctx, &m, &a->who);
-    pdk_kv_cstr(&ctx, &m, "expected_id", a->id);
-    pdk_kv_int(&ctx, &m, "holders", c->holders);
-    pdk_kv_num(&ctx, &m, "idle_seconds", c->idle_seconds);
-    pdk_kv_view(&ctx, &m, "capability", pdk_view_of(&c->capability));
-    pdk_end(&ctx, &m);
-    if (ctx.failed)
-        return no_memory(a);
-    if (pdk_policy_decide(a->rt->policies, pdk_view_of(&ctx), verdict, a->err) < 0) {
-        pdk_error_set_id(a->err, a->id);
-        return -1;
-    }
-    return 0;
-}
-
-/* The policy's word, probes answered. Probing again and again is a fault of the policy. */
-static int decide(acq *a, candidate *c, pdk_verdict *verdict)
-{
-    for (int probes = 0;; probes++) {
-        if (ask(a, c, verdict) < 0)
-            return -1;
-        if (verdict->decision != PDK_PROBE)
-            return 0;
-        if (probes == 2)
-            return pdk_fail(a->err, PDK_E_POLICY_ERROR, 0, "reuse.decide asked for a third probe in one decision about %s", a->id);
-        PDK_AUTO_ERROR why = PDK_NO_ERROR;
-        if (pdk_engine_probe(a->rt, pdk_view_of(&a->requirements), &c->capability, &why) < 0) {
-            pdk_emit(a->rt, PDK_WARN, "probe_failed", a->id, NULL, NULL, &why);
-            pdk_mark m = (pdk_pack_reset(&c->capability), pdk_begin_map(&c->capability));
-            pdk_kv_bool(&c->capability, &m, "unknown", true);
-            pdk_end(&c->capability, &m);
-        }
-    }
-}
-
-static const char *text_or(const char *s, const char *otherwise)
-{
-    return s[0] != '\0' ? s : otherwise;
-}
-
-static found refused(acq *a, const pdk_verdict *v)
-{
-    pdk_fail_reason(a->err, PDK_E_UNVERIFIED, text_or(v->code, "refused"), "sandbox %s is not handed out: %s", a->id,
-                    text_or(v->message, "the reuse policy refuses it"));
-    pdk_error_set_id(a->err, a->id);
-    return FAILED;
-}
-
-static found policy_defers(acq *a, const pdk_verdict *v)
-{
-    return deferred(a, text_or(v->code, "incompatible"), text_or(v->message, "the reuse policy defers its replacement"));
-}
-
-/* Whether the tracked or discovered candidate may serve: FOUND = yes, NOTHING = it was taken down, FAILED. */
-static found examine(acq *a, candidate *c)
-{
-    if (c->retry || c->dirty) {
-        if (c->holders > 0)
-            return deferred(a, "holders", "others hold it");
-        return replace(a, c, "quarantined", false, "holders");
-    }
-    if (!c->checked) {
-        PDK_AUTO_ERROR why = PDK_NO_ERROR;
-        int alive = pdk_engine_alive(a->rt, pdk_view_of(&c->info), c->token, &why);
-        if (alive == 0)
-            return replace(a, c, "unhealthy", true, "holders");
-        if (alive < 0) /* unknown is not dead */
-            pdk_emit(a->rt, PDK_WARN, "health_unknown", a->id, pdk_info_str(pdk_view_of(&c->info), "generation"), NULL, &why);
-    }
-    pdk_verdict verdict;
-    if (decide(a, c, &verdict) < 0)
-        return FAILED;
-    switch (verdict.decision) {
-    case PDK_REUSE:
-        return FOUND;
-    case PDK_REPLACE:
-        pdk_emit(a->rt, PDK_INFO, "replacing", a->id, NULL, text_or(verdict.message, verdict.code), NULL);
-        if (c->holders > 0)
-            return deferred(a, "incompatible", "others hold it");
-        return replace(a, c, "replaced", false, "incompatible");
-    case PDK_DEFER:
-        return policy_defers(a, &verdict);
-    default:
-        return refused(a, &verdict);
-    }
-}
-
-/* ---- copying a tracked sandbox's facts ---- */
-
-static bool snapshot(pdk_runtime *rt, const pdk_entry *e, candidate *c) PDK_REQUIRES(rt->pool.registry)
-{
-    pdk_ns now = pdk_clock_now(rt->clock);
-    pdk_ns since = e->state == PDK_WARM ? e->parked_at : e->last_used;
-    c->source = e->state == PDK_WARM ? "warm" : "active";
-    c->incarnation = e->incarnation;
-    c->token = e->token;
-    c->holders = e->holder_count;
-    c->idle_seconds = since > 0 ? pdk_to_seconds(now - since) : 0;
-    c->dirty = pdk_entry_dirty(e);
-    c->retry = e->retry;
-    c->checked = rt->config.health_ttl > 0 && e->health_ok_at > 0 &&
-                 now - e->health_ok_at <= pdk_seconds(rt->config.health_ttl);
-    return pdk_pack_copy(&c->info, pdk_view_of(&e->info));
-}
 
 /* ---- handing out ---- */
 
@@ -262,13 +20,13 @@ static found make_box(pdk_runtime *rt, acq *a, pdk_entry *e, const char *source)
     bool fresh = holder != NULL && pdk_pool_holder(&rt->pool, holder) == NULL;
     pdk_holder *h = holder == NULL ? NULL : pdk_pool_bind(&rt->pool, e, holder, true);
     if (holder != NULL && h == NULL)
-        return no_memory(a);
+        return pdk_acq_no_memory(a);
     a->box = pdk_box_new(rt, e, holder, source, true);
     if (a->box != NULL)
         return FOUND;
     if (fresh)
         pdk_pool_unbind(&rt->pool, h);
-    return no_memory(a);
+    return pdk_acq_no_memory(a);
 }
 
 static void note_use(pdk_runtime *rt, const acq *a, pdk_entry *e) PDK_REQUIRES(rt->pool.registry)
@@ -305,10 +63,10 @@ static int publish(acq *a, int64_t floor, int64_t *token, uint64_t *epoch, bool 
         PDK_GUARD(rt->pool.registry);
         pdk_entry *e = pdk_pool_entry(&rt->pool, a->id);
         if (e == NULL)
-            return no_memory(a);
+            return pdk_acq_no_memory(a);
         if (e->reserved != 0) {
             pdk_entry_sweep(&rt->pool, e);
-            return being_destroyed(a);
+            return pdk_acq_being_destroyed(a);
         }
         e->intents++;
         before = pdk_lease_now(rt);
@@ -320,6 +78,7 @@ static int publish(acq *a, int64_t floor, int64_t *token, uint64_t *epoch, bool 
         *epoch = ++e->epoch;
         e->lease = PDK_LEASE_OWN;
         *changed = *token != e->token;
+        e->token = *token;
         e->lease_until = pdk_after(before, pdk_seconds(rt->config.ttl));
     } else {
         e->intents--;
@@ -355,15 +114,15 @@ static found admissible(acq *a, const pdk_entry *e, const candidate *c, uint64_t
     if (atomic_load(&a->rt->closing))
         return (found)pdk_fail(a->err, PDK_E_CLOSED, 0, "the runtime is shutting down");
     if (e->reserved != 0)
-        return being_destroyed(a);
+        return pdk_acq_being_destroyed(a);
     if (e->has_identity && !a->anonymous && !pdk_entry_is(e, &a->who))
-        return collision(a);
+        return pdk_acq_collision(a);
     if (e->epoch != epoch)
-        return deferred(a, "teardown_refused", "another acquire has published it meanwhile");
+        return pdk_acq_deferred(a, "teardown_refused", "another acquire has published it meanwhile");
     if (c->incarnation != 0)
         return e->incarnation == c->incarnation && !e->retry ? FOUND : NOTHING;
     if (e->retry && (gen == NULL || e->generation == NULL || strcmp(gen, e->generation) == 0))
-        return deferred(a, "quarantined", "a stop of it failed");
+        return pdk_acq_deferred(a, "quarantined", "a stop of it failed");
     return FOUND;
 }
 
@@ -377,12 +136,12 @@ static found install(acq *a, const candidate *c, pdk_client *client, int64_t tok
     if (ok != FOUND)
         return ok;
     if (!a->anonymous && !pdk_entry_set_identity(e, &a->who))
-        return no_memory(a);
+        return pdk_acq_no_memory(a);
     if (c->incarnation == 0 && !pdk_entry_set_info(&rt->pool, e, pdk_view_of(&c->info), true))
-        return no_memory(a);
+        return pdk_acq_no_memory(a);
     if (!pdk_pack_copy(&e->requirements, pdk_view_of(&a->requirements)))
-        return no_memory(a);
-    e->token = token;
+        return pdk_acq_no_memory(a);
+    e->guest_token = rt->fenced ? token : 0;
     if ((ok = make_box(rt, a, e, c->source)) != FOUND)
         return ok;
     pdk_client *old = e->client; /* none but on a sandbox adopted again; never left open */
@@ -398,7 +157,7 @@ static found install(acq *a, const candidate *c, pdk_client *client, int64_t tok
     return FOUND;
 }
 
-/* Ownership is published: connect, fence, last checks, install. `fenced_with` is set once the guest knows the token. */
+/* Ownership is published: connect, fence, last checks, install. `fenced_with` is set once the guest may know the token. */
 static found admit(acq *a, candidate *c, int64_t token, uint64_t epoch, bool changed, int64_t *fenced_with)
 {
     pdk_runtime *rt = a->rt;
@@ -407,23 +166,22 @@ static found admit(acq *a, candidate *c, int64_t token, uint64_t epoch, bool cha
         return FAILED;
     found ok = FOUND;
     if (rt->fenced && token != c->token) {
+        *fenced_with = token; /* also when no answer comes: the guest may have seen it */
         if (pdk_client_fence(rt, client, token, a->err) < 0)
             ok = FAILED;
-        else
-            *fenced_with = token;
     }
     const char *gen = pdk_info_str(pdk_view_of(&c->info), "generation");
     if (ok == FOUND && changed) { /* somebody else may have had it: what did they record? */
         int quarantined = pdk_journal_has(rt->journal, a->id, gen, a->err);
         if (quarantined != 0)
-            ok = quarantined < 0 ? FAILED : deferred(a, "quarantined", "it is quarantined");
+            ok = quarantined < 0 ? FAILED : pdk_acq_deferred(a, "quarantined", "it is quarantined");
     }
     if (ok == FOUND && strcmp(c->source, "discovered") == 0) {
         pdk_verdict verdict;
-        if (decide(a, c, &verdict) < 0)
+        if (pdk_acq_decide(a, c, &verdict) < 0)
             ok = FAILED;
         else if (verdict.decision != PDK_REUSE)
-            ok = verdict.decision == PDK_REFUSE ? refused(a, &verdict) : policy_defers(a, &verdict);
+            ok = verdict.decision == PDK_REFUSE ? pdk_acq_refused(a, &verdict) : pdk_acq_policy_defers(a, &verdict);
     }
     if (ok == FOUND)
         ok = install(a, c, client, token, epoch);
@@ -439,7 +197,7 @@ static found enlist(acq *a, candidate *c, int64_t *fenced_with)
     int64_t token = 0;
     uint64_t epoch = 0;
     bool changed = false;
-    int rc = publish(a, c->incarnation == 0 ? c->token : 0, &token, &epoch, &changed);
+    int rc = publish(a, c->incarnation == 0 ? c->token : 0, &token, &epoch, &changed); /* the floor: only of one just discovered */
     if (rc < 0)
         return FAILED;
     if (rc == 0) { /* dropped here without being stopped: its end is the peer's work */
@@ -495,7 +253,7 @@ static found republish(acq *a, const candidate *c)
     if (ok == FOUND) { /* after a lapse the journal is read again */
         int quarantined = pdk_journal_has(rt->journal, a->id, pdk_info_str(pdk_view_of(&c->info), "generation"), a->err);
         if (quarantined != 0)
-            ok = quarantined < 0 ? FAILED : deferred(a, "quarantined", "it is quarantined");
+            ok = quarantined < 0 ? FAILED : pdk_acq_deferred(a, "quarantined", "it is quarantined");
         else if (changed && rt->fenced && pdk_client_fence(rt, client, token, a->err) < 0)
             ok = FAILED;
     }
@@ -503,8 +261,8 @@ static found republish(acq *a, const candidate *c)
     PDK_GUARD(rt->pool.registry);
     pdk_entry *e = pdk_pool_find(&rt->pool, a->id);
     e->intents--;
-    if (ok == FOUND && e->incarnation == c->incarnation && e->epoch == epoch)
-        e->token = token;
+    if (ok == FOUND && rt->fenced && e->incarnation == c->incarnation && e->epoch == epoch)
+        e->guest_token = token;
     pdk_entry_sweep(&rt->pool, e);
     return ok;
 }
@@ -513,11 +271,11 @@ static found republish(acq *a, const candidate *c)
 static found outdated(acq *a, const candidate *c, const char *old_id)
 {
     if (c->holders > 0)
-        return deferred(a, "identity_outdated", "its predecessor under another id is still held");
+        return pdk_acq_deferred(a, "identity_outdated", "its predecessor under another id is still held");
     char expected[64];
     memcpy(expected, a->id, sizeof expected);
-    snprintf(a->id, sizeof a->id, "%s", old_id); /* replace() works on a->id */
-    found ok = replace(a, c, "identity_outdated", false, "identity_outdated");
+    snprintf(a->id, sizeof a->id, "%s", old_id); /* pdk_acq_replace() works on a->id */
+    found ok = pdk_acq_replace(a, c, "identity_outdated", false, "identity_outdated");
     memcpy(a->id, expected, sizeof expected);
     return ok;
 }
@@ -535,15 +293,15 @@ static found reuse_active(acq *a)
         pdk_entry *e = pdk_pool_by_identity(&rt->pool, &a->who);
         if (e == NULL || e->reserved != 0)
             return NOTHING;
-        if (!snapshot(rt, e, &c))
-            return no_memory(a);
+        if (!pdk_acq_snapshot(rt, e, &c))
+            return pdk_acq_no_memory(a);
         if (strcmp(e->id, a->id) != 0)
             snprintf(old_id, sizeof old_id, "%s", e->id);
         good = lease_good(rt, e);
     }
     if (old_id[0] != '\0')
         return outdated(a, &c, old_id);
-    found ok = examine(a, &c);
+    found ok = pdk_acq_examine(a, &c);
     if (ok == FOUND && !good)
         ok = republish(a, &c);
     if (ok != FOUND)
@@ -570,15 +328,15 @@ static found reclaim_warm(acq *a)
         if (e == NULL || e->state == PDK_ABSENT)
             return NOTHING;
         if (e->has_identity && !pdk_entry_is(e, &a->who))
-            return collision(a);
+            return pdk_acq_collision(a);
         if (e->state != PDK_WARM || e->reserved != 0)
             return NOTHING;
         if (e->retry)
-            return deferred(a, "quarantined", "a stop of it failed");
-        if (!snapshot(rt, e, &c))
-            return no_memory(a);
+            return pdk_acq_deferred(a, "quarantined", "a stop of it failed");
+        if (!pdk_acq_snapshot(rt, e, &c))
+            return pdk_acq_no_memory(a);
     }
-    found ok = examine(a, &c);
+    found ok = pdk_acq_examine(a, &c);
     int64_t fenced_with = 0;
     if (ok == FOUND)
         ok = enlist(a, &c, &fenced_with);
@@ -602,19 +360,19 @@ static found retry_kept(acq *a)
         if (e == NULL)
             return NOTHING;
         if (e->has_identity && !a->anonymous && !pdk_entry_is(e, &a->who))
-            return collision(a);
+            return pdk_acq_collision(a);
         reserved = e->reserved != 0;
         if (!reserved && (e->state == PDK_ABSENT || !e->retry))
             return NOTHING;
-        if (!snapshot(rt, e, &c))
-            return no_memory(a);
+        if (!pdk_acq_snapshot(rt, e, &c))
+            return pdk_acq_no_memory(a);
     }
     if (!reserved)
-        return examine(a, &c);
+        return pdk_acq_examine(a, &c);
     int quarantined = c.retry || c.dirty ? 1 : pdk_journal_has(rt->journal, a->id, NULL, a->err);
     if (quarantined < 0)
         return FAILED;
-    return quarantined ? deferred(a, "teardown_refused", "another teardown is at work on it") : being_destroyed(a);
+    return quarantined ? pdk_acq_deferred(a, "teardown_refused", "another teardown is at work on it") : pdk_acq_being_destroyed(a);
 }
 
 /* Records of generations that nothing here tracks and nothing has discovered: proven absent, or stopped, before another one is
@@ -631,9 +389,9 @@ static found retire_records(acq *a)
         pdk_teardown td = { .id = a->id, .reason = "quarantined", .retire = true, .dirty = true, .full = true };
         pdk_teardown_result r = pdk_fence_teardown(rt, &td, a->err);
         if (r == PDK_TD_ERROR)
-            return explain_failure(a);
+            return pdk_acq_explain_failure(a);
         if (r == PDK_TD_REFUSED && strcmp(td.why, "taken") != 0)
-            return deferred(a, "teardown_refused", "its teardown was refused");
+            return pdk_acq_deferred(a, "teardown_refused", "its teardown was refused");
     }
     return NOTHING;
 }
@@ -654,14 +412,14 @@ static found discover(acq *a)
         const char *u = pdk_view_str(pdk_view_get(who, "user"), &un), *t = pdk_view_str(pdk_view_get(who, "thread"), &tn);
         if (u == NULL || t == NULL || un != a->who.user_len || tn != a->who.thread_len || memcmp(u, a->who.user, un) != 0 ||
             memcmp(t, a->who.thread, tn) != 0)
-            return collision(a);
+            return pdk_acq_collision(a);
     }
     const char *gen = pdk_info_str(info, "generation");
     int quarantined = pdk_journal_has(rt->journal, a->id, gen, a->err);
     if (quarantined < 0)
         return FAILED;
     c.retry = quarantined == 1; /* it is stopped under both fences, or the acquire is deferred */
-    found ok = examine(a, &c);
+    found ok = pdk_acq_examine(a, &c);
     int64_t fenced_with = 0;
     if (ok == FOUND)
         ok = enlist(a, &c, &fenced_with);
@@ -680,26 +438,26 @@ static int build_spec(acq *a, pdk_pack *spec)
     pdk_runtime *rt = a->rt;
     pdk_view req = pdk_view_of(&a->requirements), options = pdk_view_of(&rt->config.options);
     pdk_mark m = pdk_begin_map(&ctx);
-    put_identity(&ctx, &m, &a->who);
+    pdk_put_who(&ctx, &m, &a->who);
     pdk_kv_cstr(&ctx, &m, "sandbox_id", a->id);
     pdk_kv_view(&ctx, &m, "requirements", req);
     pdk_end(&ctx, &m);
     if (pdk_policy_compose(rt->policies, pdk_view_of(&ctx), &composed, a->err) < 0 ||
-        pdk_mounts_prepare(pdk_view_of(&composed), pdk_view_get(options, "mounts"), pdk_view_get(options, "mount_roots"), &mounts,
-                           a->err) < 0) {
+        pdk_mounts_prepare(pdk_view_of(&composed), pdk_view_get(options, "mounts"), pdk_view_get(options, "mount_roots"), rt->log,
+                           &mounts, a->err) < 0) {
         pdk_error_set_id(a->err, a->id);
         return -1;
     }
     m = pdk_begin_map(spec);
     pdk_kv_cstr(spec, &m, "sandbox_id", a->id);
-    put_identity(spec, &m, &a->who);
+    pdk_put_who(spec, &m, &a->who);
     pdk_kv_view(spec, &m, "mounts", pdk_view_of(&mounts));
     static const char *const fields[] = { "env", "limits", "image", "network", "labels" };
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
         pdk_kv_view(spec, &m, fields[i], pdk_view_get(req, fields[i]));
     pdk_kv_view(spec, &m, "requirements", req);
     pdk_end(spec, &m);
-    return spec->failed || ctx.failed ? no_memory(a) : 0;
+    return spec->failed || ctx.failed ? pdk_acq_no_memory(a) : 0;
 }
 
 /* What was created is taken back, under both fences; the first error stays the caller's. */
@@ -729,21 +487,21 @@ static found settle(acq *a, candidate *c)
     pdk_verdict verdict;
     int quarantined = pdk_journal_has(rt->journal, a->id, pdk_info_str(pdk_view_of(&c->info), "generation"), a->err);
     if (quarantined > 0)
-        deferred(a, "quarantined", "the engine answered its creation with a quarantined one");
-    if (quarantined != 0 || decide(a, c, &verdict) < 0)
+        pdk_acq_deferred(a, "quarantined", "the engine answered its creation with a quarantined one");
+    if (quarantined != 0 || pdk_acq_decide(a, c, &verdict) < 0)
         return roll_back(a, c, "not_admitted", 0);
     if (verdict.decision != PDK_REUSE) {
         if (verdict.decision == PDK_REFUSE)
-            refused(a, &verdict);
+            pdk_acq_refused(a, &verdict);
         else if (verdict.decision == PDK_DEFER)
-            policy_defers(a, &verdict);
+            pdk_acq_policy_defers(a, &verdict);
         else
-            deferred(a, "incompatible", text_or(verdict.message, "a fresh one does not meet the requirements either"));
+            pdk_acq_deferred(a, "incompatible", pdk_acq_text_or(verdict.message, "a fresh one does not meet the requirements either"));
         return roll_back(a, c, "not_admitted", 0);
     }
     found ok = enlist(a, c, &fenced_with);
     if (ok == NOTHING)
-        being_destroyed(a);
+        pdk_acq_being_destroyed(a);
     return ok == FOUND ? FOUND : roll_back(a, c, "not_registered", fenced_with);
 }
 
@@ -873,7 +631,7 @@ static found acquire(acq *a)
         pdk_put_str(&key, a->who.user, a->who.user_len);
         pdk_put_str(&key, a->who.thread, a->who.thread_len);
         if (key.failed)
-            return no_memory(a);
+            return pdk_acq_no_memory(a);
         if (pdk_turn_enter(a->rt->serial, key.data, key.len, &turn, pdk_limit_current(), a->err) < 0)
             return FAILED;
     }

@@ -130,7 +130,7 @@ typedef struct pdk_teardown {
     bool retire;            /* nothing is known but that the journal has records of the id: look, and stop what is recorded */
     bool dirty;             /* must not serve again: journal before the stop */
     uint64_t incarnation;   /* 0, or: only this one */
-    int64_t fenced_with;    /* with `info`: the token that its guest was fenced with since; 0 = none */
+    int64_t fenced_with;    /* with `info`: a token of ours that its guest may have seen since; 0 = none */
     bool (*still)(const pdk_entry *e, void *ctx); /* NULL, or the caller's test, under the registry lock */
     void *ctx;
     char why[40];           /* out, of REFUSED: "holders", "reserved", "used", "peer", "unavailable", "taken" */
@@ -144,6 +144,17 @@ void pdk_park_or_recycle(pdk_runtime *rt, const char *id, uint64_t incarnation);
 pdk_box *pdk_box_new(pdk_runtime *rt, const pdk_entry *e, const char *holder, const char *source, bool park_on_release)
     PDK_REQUIRES(rt->pool.registry);
 void pdk_put_identity(pdk_pack *p, pdk_mark *m, const pdk_entry *e); /* key identity, when known */
+void pdk_put_who(pdk_pack *p, pdk_mark *m, const pdk_identity *who); /* likewise; NULL = unknown */
+
+/* What reuse.decide is told; views may be empty. */
+typedef struct pdk_reuse_facts {
+    const char *source, *expected_id;
+    pdk_view info, requirements, capability;
+    const pdk_identity *who; /* NULL = unknown */
+    int holders;
+    double idle_seconds;
+} pdk_reuse_facts;
+int pdk_ask_reuse(pdk_runtime *rt, const pdk_reuse_facts *facts, pdk_verdict *verdict, pdk_error *err);
 
 /* ---- config.c ---- */
 int pdk_config_read(pdk_config *c, pdk_view options, pdk_pack *policy_base, pdk_error *err);
@@ -152,9 +163,10 @@ int pdk_state_dir_make(pdk_runtime *rt, pdk_error *err); /* 0700, and this runti
 void pdk_state_dir_leave(pdk_runtime *rt);
 
 /* ---- mounts.c ---- */
-/* Carries out what mounts.compose answered: checks roots, makes directories, sets modes, leaves out what is not there.
- * `out` gets the list for the backend's spec. */
-int pdk_mounts_prepare(pdk_view composed, pdk_view extra, pdk_view roots, pdk_pack *out, pdk_error *err);
+/* Carries out what mounts.compose answered, then the option `mounts` (extra): checks roots, makes directories, sets modes,
+ * leaves out what is not there. `out` gets the list for the backend's spec, each target once; what was dropped for that goes
+ * to `log` (or NULL). A failure has made nothing. */
+int pdk_mounts_prepare(pdk_view composed, pdk_view extra, pdk_view roots, pdk_log *log, pdk_pack *out, pdk_error *err);
 
 /* ---- reaper.c ---- */
 int pdk_reap(pdk_runtime *rt, pdk_error *err);      /* one pass */

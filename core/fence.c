@@ -28,7 +28,8 @@ typedef struct victim { /* what one teardown works on; copied under the registry
     uint64_t incarnation;   /* of the entry, when tracked */
     pdk_pack info;
     char *generation;       /* NULL = unknown */
-    int64_t expected;       /* the largest token that the guest has seen, as far as we know */
+    int64_t expected;       /* the largest token that the guest has seen, as far as we know, */
+    int64_t attempted;      /* and one of ours that it may have seen since: a fence whose answer was lost */
     int64_t token;          /* of the `del` lease */
     bool failed_before, dirty, journaled, doomed;
     bool claimed;
@@ -100,8 +101,7 @@ static int reserve(victim *v, pdk_error *err)
     }
     v->generation = pdk_view_dup(pdk_view_get(pdk_view_of(&v->info), "generation"));
     v->expected = pdk_info_token(pdk_view_of(&v->info));
-    if (td->fenced_with > v->expected)
-        v->expected = td->fenced_with;
+    v->attempted = td->fenced_with;
     v->dirty = td->dirty;
     if (v->tracked) {
         v->incarnation = e->incarnation;
@@ -109,8 +109,9 @@ static int reserve(victim *v, pdk_error *err)
         v->journaled = e->journaled;
         v->doomed = e->doomed;
         v->dirty |= pdk_entry_dirty(e);
-        if (e->token > v->expected)
-            v->expected = e->token;
+        v->attempted = e->token;
+        if (e->guest_token > v->expected)
+            v->expected = e->guest_token;
     }
     v->op = e->reserved = rt->pool.next_op++;
     e->reserved_until = 0;
@@ -190,7 +191,7 @@ static void keep_for_retry(victim *v)
     if (!v->tracked) {
         if (!pdk_entry_set_info(&rt->pool, e, pdk_view_of(&v->info), true))
             return;
-        e->token = v->expected;
+        e->guest_token = v->expected;
         pdk_entry_move(&rt->pool, e, PDK_KEPT);
         v->tracked = true;
         v->incarnation = e->incarnation;
@@ -221,8 +222,8 @@ static bool another_generation(const victim *v, pdk_view info)
     return v->generation != NULL && now != NULL && strcmp(now, v->generation) != 0;
 }
 
-/* What the guest said to the doom: 1 = doomed, 0 = somebody took it, -1 = no answer. */
-static int doom(victim *v)
+/* What the guest said to a doom under `expected`: 1 = doomed, 0 = it has seen another token, -1 = no answer. */
+static int doom_under(victim *v, int64_t expected)
 {
     pdk_runtime *rt = v->rt;
     PDK_AUTO_ERROR err = PDK_NO_ERROR;
@@ -231,12 +232,19 @@ static int doom(victim *v)
     const pdk_limit *outer = pdk_limit_enter(&limit);
     int rc = pdk_engine_connect(rt, pdk_view_of(&v->info), v->token, false, &c, &err);
     if (rc == 0)
-        rc = pdk_client_doom(rt, c, v->expected, v->token, &err);
+        rc = pdk_client_doom(rt, c, expected, v->token, &err);
     pdk_limit_enter(outer);
     pdk_client_close(rt, c, v->td->id, "doom");
     if (rc == 0 || (err.kind == PDK_E_LOST && strcmp(err.reason, "doomed") == 0))
         return 1;
     return err.kind == PDK_E_LOST ? 0 : -1;
+}
+
+/* 0 = somebody took it. A token of our own that reached it without an answer is nobody else's: tokens are given out once. */
+static int doom(victim *v)
+{
+    int answer = doom_under(v, v->expected);
+    return answer == 0 && v->attempted != 0 && v->attempted != v->expected ? doom_under(v, v->attempted) : answer;
 }
 
 static pdk_teardown_result failed(victim *v, pdk_error *err)

@@ -5,16 +5,22 @@
 #include <stdio.h>
 #include <string.h>
 
-void pdk_put_identity(pdk_pack *p, pdk_mark *m, const pdk_entry *e)
+void pdk_put_who(pdk_pack *p, pdk_mark *m, const pdk_identity *who)
 {
-    if (!e->has_identity)
+    if (who == NULL)
         return;
     pdk_put_cstr(p, "identity");
     m->count++;
     pdk_mark id = pdk_begin_map(p);
-    pdk_kv_str(p, &id, "user", e->user, e->user_len);
-    pdk_kv_str(p, &id, "thread", e->thread, e->thread_len);
+    pdk_kv_str(p, &id, "user", who->user, who->user_len);
+    pdk_kv_str(p, &id, "thread", who->thread, who->thread_len);
     pdk_end(p, &id);
+}
+
+void pdk_put_identity(pdk_pack *p, pdk_mark *m, const pdk_entry *e)
+{
+    pdk_identity who = { e->user, e->thread, e->user_len, e->thread_len };
+    pdk_put_who(p, m, e->has_identity ? &who : NULL);
 }
 
 typedef enum next_step { STAYS, PARKED, RECYCLE } next_step;

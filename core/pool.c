@@ -328,7 +328,7 @@ void pdk_entry_move(pdk_pool *p, pdk_entry *e, pdk_state to)
         e->user_len = e->thread_len = 0;
         e->has_identity = e->retry = e->journaled = e->doomed = e->park_asked = e->keep_del = false;
         e->incarnation = 0;
-        e->token = 0;
+        e->token = e->guest_token = 0;
         if (e->lease == PDK_LEASE_OWN)
             e->lease = PDK_LEASE_NONE;
         e->lease_until = e->last_used = e->parked_at = e->health_ok_at = e->created_at = 0;

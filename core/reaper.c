@@ -312,7 +312,7 @@ void pdk_room_done(pdk_runtime *rt)
 typedef struct leased {
     ref at;
     bool del;
-    int64_t token;
+    int64_t token, guest_token;
     uint64_t epoch;
 } leased;
 
@@ -334,6 +334,7 @@ static size_t all_leased(pdk_runtime *rt, leased **out)
         l->at.state = e->state;
         l->del = del;
         l->token = e->token;
+        l->guest_token = e->guest_token;
         l->epoch = e->epoch;
     }
     return n;
@@ -410,7 +411,7 @@ static void keep_guest(pdk_runtime *rt, const leased *l)
     }
     pdk_limit limit = pdk_limit_for(pdk_limit_current(), 5);
     const pdk_limit *outer = pdk_limit_enter(&limit);
-    pdk_engine_alive(rt, pdk_view_of(&info), l->token, &ignored);
+    pdk_engine_alive(rt, pdk_view_of(&info), l->guest_token > 0 ? l->guest_token : l->token, &ignored);
     pdk_limit_enter(outer);
 }
 
@@ -426,7 +427,7 @@ static bool token_unseen(pdk_runtime *rt, const leased *l)
         if (e == NULL || e->incarnation != l->at.incarnation || !pdk_pack_copy(&info, pdk_view_of(&e->info)))
             return false;
     }
-    if (pdk_engine_inspect(rt, l->at.id, pdk_view_of(&info), &now, &ignored) != 1 || pdk_info_token(pdk_view_of(&now)) > l->token)
+    if (pdk_engine_inspect(rt, l->at.id, pdk_view_of(&info), &now, &ignored) != 1 || pdk_info_token(pdk_view_of(&now)) > l->guest_token)
         return false;
     PDK_GUARD(rt->pool.registry);
     pdk_entry *e = pdk_pool_find(&rt->pool, l->at.id);

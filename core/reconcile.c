@@ -108,45 +108,21 @@ static pdk_identity identity_of(pdk_view info, bool *known)
 /* What the reuse policy says of it: 1 = keep, 0 = replace, -1 = it cannot be told (then it is left alone). */
 static int judge(pdk_runtime *rt, pdk_view info, const char *id, pdk_error *err)
 {
-    PDK_AUTO_PACK requirements = PDK_NO_PACK, ctx = PDK_NO_PACK;
+    PDK_AUTO_PACK requirements = PDK_NO_PACK;
     bool known;
     pdk_verdict verdict;
     pdk_identity who = identity_of(info, &known);
     if (pdk_policy_resolve(rt->policies, &who, PDK_NO_VIEW, pdk_view_of(&rt->policy_base), &requirements, err) < 0)
         return -1;
-    pdk_mark m = pdk_begin_map(&ctx);
-    pdk_kv_cstr(&ctx, &m, "source", "discovered");
-    pdk_kv_view(&ctx, &m, "info", info);
-    pdk_put_cstr(&ctx, "attestation");
-    m.count++;
-    if (pdk_view_tag(pdk_view_get(info, "attestation")) == '{') {
-        pdk_put_view(&ctx, pdk_view_get(info, "attestation"));
-    } else {
-        pdk_mark none = pdk_begin_map(&ctx);
-        pdk_end(&ctx, &none);
-    }
-    pdk_kv_view(&ctx, &m, "requirements", pdk_view_of(&requirements));
-    if (known) {
-        pdk_put_cstr(&ctx, "identity");
-        m.count++;
-        pdk_mark i = pdk_begin_map(&ctx);
-        pdk_kv_str(&ctx, &i, "user", who.user, who.user_len);
-        pdk_kv_str(&ctx, &i, "thread", who.thread, who.thread_len);
-        pdk_end(&ctx, &i);
-    }
-    pdk_kv_cstr(&ctx, &m, "expected_id", id);
-    pdk_kv_int(&ctx, &m, "holders", 0);
-    pdk_kv_num(&ctx, &m, "idle_seconds", 0);
-    pdk_end(&ctx, &m);
-    if (ctx.failed)
-        return pdk_fail(err, PDK_E_NO_MEMORY, 0, "no memory to judge %s", id);
-    if (pdk_policy_decide(rt->policies, pdk_view_of(&ctx), &verdict, err) < 0)
+    pdk_reuse_facts facts = { .source = "discovered", .expected_id = id, .info = info, .requirements = pdk_view_of(&requirements),
+                              .who = known ? &who : NULL };
+    if (pdk_ask_reuse(rt, &facts, &verdict, err) < 0)
         return -1;
     return verdict.decision != PDK_REPLACE;
 }
 
 /* Puts it into the warm pool. Its lease is taken anew, with a token of its own, when somebody acquires it. */
-static bool enter_pool(pdk_runtime *rt, pdk_view info, const char *id, uint64_t *incarnation)
+static bool enter_pool(pdk_runtime *rt, pdk_view info, const char *id, int64_t token, uint64_t *incarnation)
 {
     bool known;
     pdk_identity who = identity_of(info, &known);
@@ -160,6 +136,8 @@ static bool enter_pool(pdk_runtime *rt, pdk_view info, const char *id, uint64_t 
         pdk_entry_move(&rt->pool, e, PDK_WARM);
         e->parked_at = pdk_clock_now(rt->clock);
         e->lease = PDK_LEASE_OWN;
+        e->token = token; /* so that it is renewed; its guest learns of it when somebody acquires it */
+        e->guest_token = pdk_info_token(info);
         e->lease_until = 0;
         *incarnation = e->incarnation;
     }
@@ -178,7 +156,7 @@ static void adopt(pdk_runtime *rt, pdk_view info, const char *id, const char *ge
             pdk_emit(rt, PDK_WARN, "adoption_deferred", id, generation, NULL, &err);
         return;
     }
-    if (!enter_pool(rt, info, id, &incarnation)) {
+    if (!enter_pool(rt, info, id, token, &incarnation)) {
         if (pdk_lease_release(rt->lease, id, &err) < 0)
             pdk_emit(rt, PDK_WARN, "lease_release_failed", id, generation, "adoption", &err);
         return;

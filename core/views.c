@@ -179,50 +179,27 @@ static void put_answer(pdk_pack *out, pdk_mark *m, const char *key, int rc, cons
     pdk_error_clear(err);
 }
 
-static void put_who(pdk_pack *p, pdk_mark *m, const pdk_identity *who)
-{
-    pdk_put_cstr(p, "identity");
-    m->count++;
-    pdk_mark id = pdk_begin_map(p);
-    pdk_kv_str(p, &id, "user", who->user, who->user_len);
-    pdk_kv_str(p, &id, "thread", who->thread, who->thread_len);
-    pdk_end(p, &id);
-}
-
 static void explain_reuse(pdk_runtime *rt, const char *id, const pdk_identity *who, pdk_view requirements, pdk_pack *out, pdk_mark *m)
 {
-    PDK_AUTO_PACK ctx = PDK_NO_PACK, none = PDK_NO_PACK;
+    PDK_AUTO_PACK info = PDK_NO_PACK, none = PDK_NO_PACK;
     PDK_AUTO_ERROR err = PDK_NO_ERROR;
     pdk_verdict v;
+    pdk_reuse_facts facts = { .expected_id = id, .requirements = requirements, .who = who };
     {
         PDK_GUARD(rt->pool.registry);
         pdk_entry *e = pdk_pool_find(&rt->pool, id);
-        if (e == NULL || (e->state != PDK_ACTIVE && e->state != PDK_WARM)) {
+        if (e == NULL || (e->state != PDK_ACTIVE && e->state != PDK_WARM) || !pdk_pack_copy(&info, pdk_view_of(&e->info))) {
             pdk_kv_cstr(out, m, "now", "nothing is tracked under this id: it would be discovered or created");
             return;
         }
         pdk_ns since = e->state == PDK_WARM ? e->parked_at : e->last_used;
-        pdk_view attestation = pdk_view_get(pdk_view_of(&e->info), "attestation");
-        pdk_mark c = pdk_begin_map(&ctx);
-        pdk_kv_cstr(&ctx, &c, "source", pdk_state_name(e->state));
-        pdk_kv_view(&ctx, &c, "info", pdk_view_of(&e->info));
-        pdk_put_cstr(&ctx, "attestation");
-        c.count++;
-        if (pdk_view_tag(attestation) == '{') {
-            pdk_put_view(&ctx, attestation);
-        } else {
-            pdk_mark empty = pdk_begin_map(&ctx);
-            pdk_end(&ctx, &empty);
-        }
-        pdk_kv_view(&ctx, &c, "requirements", requirements);
-        put_who(&ctx, &c, who);
-        pdk_kv_cstr(&ctx, &c, "expected_id", id);
-        pdk_kv_int(&ctx, &c, "holders", e->holder_count);
-        pdk_kv_num(&ctx, &c, "idle_seconds", pdk_to_seconds(pdk_clock_now(rt->clock) - since));
-        pdk_end(&ctx, &c);
+        facts.source = pdk_state_name(e->state);
+        facts.holders = e->holder_count;
+        facts.idle_seconds = pdk_to_seconds(pdk_clock_now(rt->clock) - since);
     }
+    facts.info = pdk_view_of(&info);
     static const char *const names[] = { "reuse", "replace", "refuse", "defer", "probe" };
-    if (pdk_policy_decide(rt->policies, pdk_view_of(&ctx), &v, &err) < 0) {
+    if (pdk_ask_reuse(rt, &facts, &v, &err) < 0) {
         put_answer(out, m, "decision", -1, &none, &err);
         return;
     }
@@ -238,13 +215,13 @@ int pdk_runtime_explain(pdk_runtime *rt, const pdk_identity *who, pdk_view reque
     PDK_AUTO_ERROR why = PDK_NO_ERROR;
     char id[64] = "";
     pdk_mark m = pdk_begin_map(out);
-    put_who(out, &m, who);
+    pdk_put_who(out, &m, who);
     int rc = pdk_policy_resolve(rt->policies, who, request, pdk_view_of(&rt->policy_base), &requirements, &why);
     put_answer(out, &m, "requirements", rc, &requirements, &why);
     if (rc == 0 && pdk_policy_derive(rt->policies, who, pdk_view_of(&requirements), id, &why) == 0) {
         pdk_kv_cstr(out, &m, "id", id);
         pdk_mark c = pdk_begin_map(&ctx);
-        put_who(&ctx, &c, who);
+        pdk_put_who(&ctx, &c, who);
         pdk_kv_cstr(&ctx, &c, "sandbox_id", id);
         pdk_kv_view(&ctx, &c, "requirements", pdk_view_of(&requirements));
         pdk_end(&ctx, &c);
