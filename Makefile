@@ -25,7 +25,7 @@ MAKEFLAGS += --no-print-directory --no-builtin-rules
 # What is installed where: a system that only runs paddock needs none of the last two lines.
 PKG_BUILD := gcc libc6-dev make pkg-config lua5.4 liblua5.4-dev lua-cjson lua-cjson-dev libcurl4-openssl-dev \
              libhiredis-dev libseccomp-dev libedit-dev libssl-dev libhttp-parser-dev libjansson-dev bubblewrap
-PKG_TEST  := lua-busted curl python3-minimal busybox-static procps
+PKG_TEST  := lua-busted curl python3 busybox-static procps redis-server
 PKG_DEV   := lua-check clang clang-format valgrind luarocks
 
 B   := build/$(MODE)
@@ -234,6 +234,8 @@ $(OUT)/env.sh: core/env.sh.in Makefile
 $(OUT)/lib/pkgconfig/paddock.pc: core/paddock.pc.in core/paddock.h Makefile
 	@mkdir -p $(@D)
 	@$(fill_pc) > $@
+
+include tests/sim/sim.mk
 
 .SECONDARY:
 -include $(CORE_OBJ:.o=.d) $(B)/tests/support/lua.d $(MAIN_OBJ:.o=.d) $(GUEST_OBJ:.o=.d) $(TEST_SRC:%.c=$(B)/%.d)

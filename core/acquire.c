@@ -77,7 +77,7 @@ static int publish(acq *a, int64_t floor, int64_t *token, uint64_t *epoch, bool 
     if (rc == 1) {
         *epoch = ++e->epoch;
         e->lease = PDK_LEASE_OWN;
-        *changed = *token != e->token;
+        *changed = *token != (rt->fenced ? e->guest_token : e->token);
         e->token = *token;
         e->lease_until = pdk_after(before, pdk_seconds(rt->config.ttl));
     } else {
@@ -157,6 +157,18 @@ static found install(acq *a, const candidate *c, pdk_client *client, int64_t tok
     return FOUND;
 }
 
+/* The fence was refused or not answered. A doomed guest is remembered, so that no further acquire tries it. */
+static found not_fenced(acq *a, const candidate *c)
+{
+    pdk_runtime *rt = a->rt;
+    PDK_GUARD(rt->pool.registry);
+    pdk_entry *e = pdk_pool_find(&rt->pool, a->id);
+    if (e != NULL && c->incarnation != 0 && e->incarnation == c->incarnation && a->err->kind == PDK_E_LOST &&
+        strcmp(a->err->reason, "doomed") == 0)
+        pdk_entry_doomed(&rt->pool, e, pdk_clock_now(rt->clock));
+    return FAILED;
+}
+
 /* Ownership is published: connect, fence, last checks, install. `fenced_with` is set once the guest may know the token. */
 static found admit(acq *a, candidate *c, int64_t token, uint64_t epoch, bool changed, int64_t *fenced_with)
 {
@@ -168,7 +180,7 @@ static found admit(acq *a, candidate *c, int64_t token, uint64_t epoch, bool cha
     if (rt->fenced && token != c->token) {
         *fenced_with = token; /* also when no answer comes: the guest may have seen it */
         if (pdk_client_fence(rt, client, token, a->err) < 0)
-            ok = FAILED;
+            ok = not_fenced(a, c);
     }
     const char *gen = pdk_info_str(pdk_view_of(&c->info), "generation");
     if (ok == FOUND && changed) { /* somebody else may have had it: what did they record? */
@@ -255,13 +267,15 @@ static found republish(acq *a, const candidate *c)
         if (quarantined != 0)
             ok = quarantined < 0 ? FAILED : pdk_acq_deferred(a, "quarantined", "it is quarantined");
         else if (changed && rt->fenced && pdk_client_fence(rt, client, token, a->err) < 0)
-            ok = FAILED;
+            ok = not_fenced(a, c);
     }
     pdk_client_unref(client);
     PDK_GUARD(rt->pool.registry);
     pdk_entry *e = pdk_pool_find(&rt->pool, a->id);
     e->intents--;
-    if (ok == FOUND && rt->fenced && e->incarnation == c->incarnation && e->epoch == epoch)
+    if (ok != FOUND)
+        e->lease_until = 0; /* the next acquire must not take it for good: nobody has read the journal, or fenced the guest */
+    else if (rt->fenced && e->incarnation == c->incarnation && e->epoch == epoch)
         e->guest_token = token;
     pdk_entry_sweep(&rt->pool, e);
     return ok;
@@ -278,6 +292,37 @@ static found outdated(acq *a, const candidate *c, const char *old_id)
     found ok = pdk_acq_replace(a, c, "identity_outdated", false, "identity_outdated");
     memcpy(a->id, expected, sizeof expected);
     return ok;
+}
+
+static found reclaim_warm(acq *a);
+
+/* A tracked sandbox could not be taken. `lost`: a peer has fenced it meanwhile; it is the peer's, and the acquire goes on to find
+ * it as such. No answer from one whose health was only trusted: it is looked at once more, and now it is asked. */
+static found after_failure(acq *a, const candidate *c)
+{
+    pdk_runtime *rt = a->rt;
+    bool lost = a->err->kind == PDK_E_LOST, again = a->err->kind == PDK_E_BACKEND_ERROR && c->checked;
+    pdk_client *client = NULL;
+    if (!lost && !again)
+        return FAILED;
+    {
+        PDK_GUARD(rt->pool.registry);
+        pdk_entry *e = pdk_pool_find(&rt->pool, a->id);
+        if (e == NULL || e->incarnation != c->incarnation || e->reserved != 0 || e->holder_count > 0)
+            return FAILED;
+        e->health_ok_at = 0;
+        if (lost) {
+            client = e->client;
+            e->client = NULL;
+            rt->pool.stats.lost++;
+            pdk_entry_move(&rt->pool, e, PDK_ABSENT);
+            pdk_entry_sweep(&rt->pool, e);
+        }
+    }
+    pdk_client_close(rt, client, a->id, "lost to a peer");
+    pdk_emit(rt, PDK_WARN, lost ? "lost" : "health_doubted", a->id, NULL, c->source, a->err);
+    pdk_error_clear(a->err);
+    return again ? reclaim_warm(a) : NOTHING;
 }
 
 static found reuse_active(acq *a)
@@ -302,8 +347,8 @@ static found reuse_active(acq *a)
     if (old_id[0] != '\0')
         return outdated(a, &c, old_id);
     found ok = pdk_acq_examine(a, &c);
-    if (ok == FOUND && !good)
-        ok = republish(a, &c);
+    if (ok == FOUND && !good && (ok = republish(a, &c)) == FAILED && a->err->kind == PDK_E_LOST)
+        ok = after_failure(a, &c);
     if (ok != FOUND)
         return ok;
     PDK_GUARD(rt->pool.registry);
@@ -340,6 +385,8 @@ static found reclaim_warm(acq *a)
     int64_t fenced_with = 0;
     if (ok == FOUND)
         ok = enlist(a, &c, &fenced_with);
+    if (ok == FAILED)
+        return after_failure(a, &c);
     if (ok == FOUND) {
         PDK_GUARD(rt->pool.registry);
         rt->pool.stats.warm++;
@@ -529,8 +576,23 @@ static found create(acq *a)
 
 /* ---- the whole ---- */
 
+/* Found where a peer takes it over and over at the same moment, it is tried again a few times: one of the two wins. */
+static found discover_patiently(acq *a)
+{
+    found ok = discover(a);
+    for (int i = 0; i < 3 && ok == FAILED && a->err->kind == PDK_E_LOST; i++) {
+        pdk_error_clear(a->err);
+        ok = discover(a);
+    }
+    return ok;
+}
+
 static found in_turn(acq *a)
 {
+    {
+        PDK_GUARD(a->rt->pool.registry);
+        pdk_entry_lapse(&a->rt->pool, a->id, pdk_lease_now(a->rt));
+    }
     found ok = reuse_active(a);
     if (ok == NOTHING)
         ok = reclaim_warm(a);
@@ -543,7 +605,7 @@ static found in_turn(acq *a)
         if ((ok = reuse_active(a)) != NOTHING || (ok = reclaim_warm(a)) != NOTHING)
             return ok;
     }
-    if ((ok = retry_kept(a)) != NOTHING || (ok = discover(a)) != NOTHING ||
+    if ((ok = retry_kept(a)) != NOTHING || (ok = discover_patiently(a)) != NOTHING ||
         (ok = retire_records(a)) != NOTHING)
         return ok;
     return create(a);

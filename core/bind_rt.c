@@ -286,17 +286,68 @@ static int rt_park(lua_State *L)
     return 0;
 }
 
-/* rt:destroy(id) -> true, or false and "deferred" or "replaced".              stack: +1 or +2, raises */
-static int rt_destroy(lua_State *L)
+/* What destroy and retire answer.                                             stack: +1 or +3, raises */
+static int done_or_not(lua_State *L, int (*fn)(pdk_runtime *rt, const char *name, pdk_error *err))
 {
     pdk_job job;
-    run_named(L, "id", pdk_runtime_destroy, &job);
+    run_named(L, "id", fn, &job);
     lua_pushboolean(L, job.rc == 1);
     if (job.rc == 1)
         return 1;
     lua_pushstring(L, job.err.reason[0] != '\0' ? job.err.reason : "deferred");
+    lua_pushstring(L, job.err.message);
     pdk_error_clear(&job.err);
-    return 2;
+    return 3;
+}
+
+/* rt:destroy(id) -> true, or false, "deferred" or "replaced", and what stands in the way.   stack: +1 or +3, raises */
+static int rt_destroy(lua_State *L)
+{
+    return done_or_not(L, pdk_runtime_destroy);
+}
+
+/* rt:retire(id) -> true, or as destroy.                                        stack: +1 or +3, raises */
+static int rt_retire(lua_State *L)
+{
+    return done_or_not(L, pdk_runtime_retire);
+}
+
+typedef struct asking { /* a function of runtime.h that asks a store and packs the answer */
+    int (*of)(pdk_runtime *rt, const char *id, pdk_pack *out, pdk_error *err); /* or, without an id: */
+    int (*all)(pdk_runtime *rt, pdk_pack *out, pdk_error *err);
+    const char *id;
+    pdk_pack *out;
+} asking;
+
+static void ask_job(void *arg)
+{
+    pdk_job *job = arg;
+    asking *a = job->arg;
+    job->rc = a->of != NULL ? a->of(job->grip->rt, a->id, a->out, &job->err) : a->all(job->grip->rt, a->out, &job->err);
+}
+
+static int ask_store(lua_State *L, asking a)
+{
+    pdk_job job = { .grip = pdk_check_runtime(L, 1), .err = PDK_NO_ERROR, .arg = &a };
+    pdk_scratch *scratch = pdk_scratch_new(L);
+    a.out = &scratch->pack;
+    pdk_run_blocking(L, &job, ask_job);
+    pdk_view_to_lua(L, pdk_view_of(&scratch->pack));
+    pdk_scratch_clear(scratch);
+    return 1;
+}
+
+/* rt:lease(id) -> { state, owner, ours, token }, or nil when nobody has it.   stack: +1, raises */
+static int rt_lease(lua_State *L)
+{
+    pdk_check_runtime(L, 1);
+    return ask_store(L, (asking){ .of = pdk_runtime_lease, .id = pdk_arg_name(L, 2, "id", PDK_MAX_HOLDER, NULL) });
+}
+
+/* rt:quarantine() -> list of { sandbox_id, generation, why }.                 stack: +1, raises */
+static int rt_quarantine(lua_State *L)
+{
+    return ask_store(L, (asking){ .all = pdk_runtime_quarantine });
 }
 
 /* ---- upkeep --------------------------------------------------------------------------------------------- */
@@ -516,7 +567,8 @@ void pdk_bind_runtime(lua_State *L)
         { "reconcile", rt_reconcile }, { "reload", rt_reload },     { "capabilities", rt_capabilities },
         { "advance", rt_advance },     { "list", rt_list },         { "stats", rt_stats },
         { "explain", rt_explain },     { "inspect", rt_inspect },   { "on", rt_on },
-        { "reset", rt_reset },         { "shutdown", rt_shutdown }, { NULL, NULL },
+        { "reset", rt_reset },         { "shutdown", rt_shutdown }, { "lease", rt_lease },
+        { "quarantine", rt_quarantine }, { "retire", rt_retire },   { NULL, NULL },
     };
     static const luaL_Reg meta[] = { { "__gc", rt_gc }, { "__tostring", rt_tostring }, { NULL, NULL } };
     luaL_newmetatable(L, PDK_RUNTIME_TYPE);

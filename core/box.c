@@ -199,7 +199,7 @@ void pdk_box_end(pdk_box *box, pdk_client *client)
     pdk_call_leave(rt);
 }
 
-void pdk_box_mark_lost(pdk_box *box)
+void pdk_box_mark_lost(pdk_box *box, const pdk_error *why)
 {
     pdk_runtime *rt = box->rt;
     {
@@ -208,8 +208,10 @@ void pdk_box_mark_lost(pdk_box *box)
         pdk_entry *e = pdk_box_entry(rt, box);
         if (e != NULL)
             e->lease_until = 1; /* the next acquire asks the store again */
+        if (e != NULL && strcmp(why->reason, "doomed") == 0 && e->reserved == 0)
+            pdk_entry_doomed(&rt->pool, e, pdk_clock_now(rt->clock));
     }
-    pdk_emit(rt, PDK_WARN, "lost", box->id, box->generation, "the guest answers to a newer owner", NULL);
+    pdk_emit(rt, PDK_WARN, "lost", box->id, box->generation, NULL, why);
 }
 
 /* ---- files ---- */
@@ -236,7 +238,7 @@ static int file_call(pdk_box *box, const char *method, const pdk_pack *args, pdk
         pdk_error_set_stage(&own, method);
         pdk_error_set_id(&own, box->id);
         if (own.kind == PDK_E_LOST)
-            pdk_box_mark_lost(box);
+            pdk_box_mark_lost(box, &own);
         pdk_error_move(err, &own);
     }
     pdk_box_end(box, client);

@@ -23,8 +23,8 @@ struct pdk_box { /* fixed at birth, but for `released` */
 int pdk_box_begin(pdk_box *box, pdk_client **client, pdk_error *err);
 /* Ends it; parks when the last holder has left meanwhile. */
 void pdk_box_end(pdk_box *box, pdk_client *client);
-/* The guest says that a newer owner has it: this holder's grip is gone. */
-void pdk_box_mark_lost(pdk_box *box);
+/* The guest says that a newer owner has it, or that it is doomed: this holder's grip is gone. `why`: its error. */
+void pdk_box_mark_lost(pdk_box *box, const pdk_error *why);
 /* The tracked entry behind the box, or NULL when it is another incarnation by now. */
 pdk_entry *pdk_box_entry(pdk_runtime *rt, pdk_box *box) PDK_REQUIRES(rt->pool.registry);
 

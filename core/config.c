@@ -3,6 +3,7 @@
 #include "core.h"
 #include "proc.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <math.h>
@@ -132,9 +133,33 @@ static int write_record(pdk_runtime *rt, pdk_error *err)
         return pdk_fail(err, PDK_E_IO_ERROR, errno, "cannot make %s", rt->record_path);
     snprintf(rt->record_path, len, "%s/runtimes/%s.json", rt->config.state_dir, rt->id);
     rt->record_fd = open(rt->record_path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-    if (rt->record_fd < 0 || write(rt->record_fd, text, (size_t)n) != n)
+    if (rt->record_fd < 0 || pdk_lock_range(rt->record_fd, F_WRLCK, 0, 1, err) != 1 || write(rt->record_fd, text, (size_t)n) != n)
         return pdk_fail(err, PDK_E_IO_ERROR, errno, "cannot write the runtime's record %s", rt->record_path);
-    return pdk_lock_range(rt->record_fd, F_WRLCK, 0, 1, err) == 1 ? 0 : -1;
+    return 0;
+}
+
+/* Records of runtimes that have died: nobody has their lock. */
+static void sweep_records(const char *state_dir)
+{
+    char path[4200];
+    snprintf(path, sizeof path, "%s/runtimes", state_dir);
+    DIR *d = opendir(path);
+    if (d == NULL)
+        return;
+    for (struct dirent *e; (e = readdir(d)) != NULL;) {
+        size_t n = strlen(e->d_name);
+        if (n < 6 || strcmp(e->d_name + n - 5, ".json") != 0)
+            continue;
+        int fd = openat(dirfd(d), e->d_name, O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+        if (fd < 0)
+            continue;
+        struct stat st;
+        bool settled = fstat(fd, &st) == 0 && pdk_now_wall() / PDK_NS_PER_S - st.st_mtime > 5; /* a new one may lack its lock yet */
+        if (settled && pdk_lock_test(fd, F_WRLCK, 0, 1, NULL) == 0)
+            unlinkat(dirfd(d), e->d_name, 0);
+        close(fd);
+    }
+    closedir(d);
 }
 
 int pdk_state_dir_make(pdk_runtime *rt, pdk_error *err)
@@ -143,7 +168,13 @@ int pdk_state_dir_make(pdk_runtime *rt, pdk_error *err)
         return 0;
     if (make_path(rt->config.state_dir, err) < 0)
         return -1;
-    return write_record(rt, err);
+    PDK_AUTO_ERROR why = PDK_NO_ERROR;
+    if (write_record(rt, &why) < 0) { /* it is an index for operators: a full disk must not keep a teardown from running */
+        pdk_emit(rt, PDK_WARN, "runtime_record_failed", NULL, NULL, NULL, &why);
+        pdk_state_dir_leave(rt);
+    }
+    sweep_records(rt->config.state_dir);
+    return 0;
 }
 
 void pdk_state_dir_leave(pdk_runtime *rt)

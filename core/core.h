@@ -57,6 +57,7 @@ struct pdk_runtime {
     bool reconciling;                    /* one reconcile at a time */
     pdk_thread reaper, renewer;
     pdk_ns next_reap, next_renew; /* runtime clock; for tick */
+    pdk_ns pass_ended, pass_monotonic, pass_boottime; /* when the last pass was over, on three clocks; 0 = none yet */
     pdk_sink sinks[8];
     size_t sink_count;
 };
@@ -83,6 +84,9 @@ static inline void pdk_call_leave_auto(pdk_runtime **rt)
 /* One event: to the log, and to whoever listens. Strings may be NULL. No lock may be held. */
 void pdk_emit(pdk_runtime *rt, pdk_log_level level, const char *event, const char *id, const char *generation,
               const char *reason, const pdk_error *why);
+
+/* The same for an event about a span of time, in a field `seconds`. */
+void pdk_emit_seconds(pdk_runtime *rt, pdk_log_level level, const char *event, const char *reason, double seconds);
 
 /* The clock that leases run out on: it counts while the machine sleeps. */
 pdk_ns pdk_lease_now(pdk_runtime *rt);
@@ -137,6 +141,8 @@ typedef struct pdk_teardown {
 } pdk_teardown;
 /* The one path by which anything is ever stopped. */
 pdk_teardown_result pdk_fence_teardown(pdk_runtime *rt, pdk_teardown *td, pdk_error *err);
+/* After PDK_TD_REPLACED: what was to be stopped again is gone, and the tracked entry with it. `incarnation` 0 = whichever. */
+void pdk_fence_forget_replaced(pdk_runtime *rt, const char *id, uint64_t incarnation);
 
 /* ---- acquire.c / holders.c ---- */
 /* Parks or recycles what its last holder has left; never fails, what goes wrong is logged. */
@@ -170,6 +176,10 @@ int pdk_mounts_prepare(pdk_view composed, pdk_view extra, pdk_view roots, pdk_lo
 
 /* ---- reaper.c ---- */
 int pdk_reap(pdk_runtime *rt, pdk_error *err);      /* one pass */
+/* Around a pass, whoever makes it: begin says, by one event clock_gap, that far more time than planned went by since the last
+ * end: the machine slept, or this process stood still. */
+void pdk_pass_begin(pdk_runtime *rt);
+void pdk_pass_end(pdk_runtime *rt);
 int pdk_renew(pdk_runtime *rt, pdk_error *err);     /* one pass */
 /* reconcile.c: one pass over what the engine runs and nobody owns. */
 int pdk_reconcile(pdk_runtime *rt, pdk_error *err);

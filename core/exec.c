@@ -133,7 +133,7 @@ static int open_session(run *r)
     if (definite(&err)) {
         end_creation(r, false);
         if (err.kind == PDK_E_LOST)
-            pdk_box_mark_lost(r->box);
+            pdk_box_mark_lost(r->box, &err);
         pdk_error_set_id(&err, r->box->id);
         pdk_error_move(r->err, &err);
         return -1;
@@ -316,6 +316,16 @@ static void take_result(run *r, pdk_view v)
         unknown(out, "response");
 }
 
+/* What did not answer is not trusted for health_ttl any longer: the next acquire asks (B054). */
+static void doubt_health(run *r)
+{
+    pdk_runtime *rt = r->box->rt;
+    PDK_GUARD(rt->pool.registry);
+    pdk_entry *e = pdk_box_entry(rt, r->box);
+    if (e != NULL)
+        e->health_ok_at = 0;
+}
+
 static void fence_session(run *r)
 {
     pdk_runtime *rt = r->box->rt;
@@ -347,8 +357,10 @@ static int send_command(run *r)
     int rc = pdk_ask(r->box->rt, r->client->object, "exec", &args, &answer, pdk_limit_current(), PDK_E_OUTCOME_UNKNOWN, &err);
     if (rc < 0 && definite(&err)) {
         if (err.kind == PDK_E_LOST)
-            pdk_box_mark_lost(r->box);
+            pdk_box_mark_lost(r->box, &err);
         int gone = session_gone(r, &err) ? 1 : -1;
+        if (err.kind == PDK_E_BACKEND_ERROR && gone < 0)
+            doubt_health(r);
         pdk_error_set_id(&err, r->box->id);
         pdk_error_move(r->err, &err);
         return gone;
@@ -360,6 +372,7 @@ static int send_command(run *r)
     if (r->out->duration <= 0)
         r->out->duration = pdk_to_seconds(pdk_now_monotonic() - before);
     if (r->out->outcome == PDK_UNKNOWN) {
+        doubt_health(r);
         fence_session(r);
         pdk_emit(r->box->rt, PDK_WARN, "outcome_unknown", r->box->id, r->box->generation, r->out->reason, rc < 0 ? &err : NULL);
     }

@@ -53,10 +53,8 @@ static bool refuse(pdk_teardown *td, const char *why)
 }
 
 /* Whether this teardown may begin, as far as this process knows. */
-static bool may_reserve(pdk_runtime *rt, pdk_teardown *td, pdk_entry *e, bool tracked)
+static bool may_reserve(pdk_teardown *td, const pdk_entry *e, bool tracked)
 {
-    if (e->reserved != 0 && e->reserved_until != 0 && pdk_lease_now(rt) >= e->reserved_until)
-        e->reserved = 0; /* its claim can take effect no longer */
     if (e->reserved != 0)
         return refuse(td, "reserved");
     if (e->intents > 0)
@@ -65,8 +63,8 @@ static bool may_reserve(pdk_runtime *rt, pdk_teardown *td, pdk_entry *e, bool tr
         return refuse(td, "used");
     if (!td->ignore_holders && pdk_view_bool(pdk_view_get(td->info, "held"), false))
         return refuse(td, "holders"); /* by another process, says the engine: not even a doom may reach it */
-    if (!tracked)
-        return true;
+    if (!tracked) /* what has been handed out or adopted meanwhile is torn down as what is tracked, or not at all */
+        return (e->state != PDK_ACTIVE && e->state != PDK_WARM) || refuse(td, "used");
     if (td->incarnation != 0 && td->incarnation != e->incarnation)
         return refuse(td, "used");
     if (!td->ignore_holders && (e->holder_count > 0 || e->busy > 0))
@@ -83,6 +81,7 @@ static int reserve(victim *v, pdk_error *err)
     pdk_teardown *td = v->td;
     PDK_GUARD(rt->pool.registry);
     bool given = !pdk_view_is_nil(td->info) || td->retire;
+    pdk_entry_lapse(&rt->pool, td->id, pdk_lease_now(rt));
     pdk_entry *e = given ? pdk_pool_entry(&rt->pool, td->id) : pdk_pool_find(&rt->pool, td->id);
     if (e == NULL && given)
         return pdk_fail(err, PDK_E_NO_MEMORY, 0, "no memory to tear %s down", td->id);
@@ -91,7 +90,7 @@ static int reserve(victim *v, pdk_error *err)
         return 0;
     }
     v->tracked = !given;
-    if (!may_reserve(rt, td, e, v->tracked)) {
+    if (!may_reserve(td, e, v->tracked)) {
         pdk_entry_sweep(&rt->pool, e);
         return 0;
     }
@@ -123,7 +122,7 @@ static int reserve(victim *v, pdk_error *err)
 static void give_back(victim *v)
 {
     pdk_runtime *rt = v->rt;
-    bool release = v->claimed && !v->keep_lease;
+    bool release = v->claimed && !v->keep_lease, left = false;
     {
         PDK_GUARD(rt->pool.registry);
         pdk_entry *e = pdk_pool_find(&rt->pool, v->td->id);
@@ -131,7 +130,7 @@ static void give_back(victim *v)
         while (release && e != NULL && e->renewing && pdk_cond_wait_until(&rt->pool.changed, &rt->pool.registry, deadline))
             e = pdk_pool_find(&rt->pool, v->td->id);
         if (release && e != NULL && e->renewing) { /* it releases when it is through */
-            e->release_after = true;
+            e->release_after = left = true;
             release = false;
         }
         if (e != NULL && v->claimed) {
@@ -153,7 +152,10 @@ static void give_back(victim *v)
     }
     PDK_GUARD(rt->pool.registry);
     pdk_entry *e = pdk_pool_find(&rt->pool, v->td->id);
-    if (e != NULL && e->reserved == v->op && answered) {
+    if (e != NULL && v->unanswered) /* a release drops whatever lease was ours: the next acquire takes it anew */
+        e->lease_until = 0;
+    if (left) { /* so is the reservation: an acquire that came in between would lose its lease to that release */
+    } else if (e != NULL && e->reserved == v->op && answered) {
         e->reserved = 0;
         pdk_entry_sweep(&rt->pool, e);
     } else if (e != NULL && e->reserved == v->op) {
@@ -339,6 +341,31 @@ static pdk_teardown_result taken(victim *v)
 
 /* The journal has records of the id, and nothing else is known: what is there? 0 = goes on (with it, or *absent), -1 = that
  * was all: *result. */
+/* Drops the records of generations of the id that are gone; what cannot be told stays recorded. */
+static int retire_absent(victim *v, pdk_error *err)
+{
+    pdk_runtime *rt = v->rt;
+    PDK_AUTO_PACK list = PDK_NO_PACK;
+    pdk_view key, record;
+    size_t cursor = 0;
+    if (pdk_journal_list(rt->journal, &list, err) < 0)
+        return -1;
+    while (pdk_view_next(pdk_view_of(&list), &cursor, &key, &record)) {
+        const char *id = pdk_info_str(record, "sandbox_id"), *generation = pdk_info_str(record, "generation");
+        if (id == NULL || generation == NULL || strcmp(id, v->td->id) != 0)
+            continue;
+        PDK_AUTO_PACK now = PDK_NO_PACK;
+        int there = pdk_engine_inspect(rt, id, record, &now, err);
+        const char *seen = there == 1 ? pdk_info_str(pdk_view_of(&now), "generation") : NULL;
+        if (there < 0)
+            return -1;
+        bool gone = there == 0 || (seen != NULL && strcmp(seen, generation) != 0);
+        if (gone && pdk_journal_retire(rt->journal, id, generation, err) < 0)
+            return -1;
+    }
+    return 0;
+}
+
 static int look_for_recorded(victim *v, bool *absent, pdk_teardown_result *result, pdk_error *err)
 {
     pdk_runtime *rt = v->rt;
@@ -351,8 +378,8 @@ static int look_for_recorded(victim *v, bool *absent, pdk_teardown_result *resul
     v->generation = pdk_view_dup(pdk_view_get(pdk_view_of(&v->info), "generation"));
     v->expected = pdk_info_token(pdk_view_of(&v->info));
     int recorded = pdk_journal_has(rt->journal, v->td->id, v->generation, err);
-    if (recorded == 0) { /* what was recorded is proven gone; what is there is not it (K11) */
-        *result = pdk_journal_retire(rt->journal, v->td->id, NULL, err) < 0 ? PDK_TD_ERROR : PDK_TD_REPLACED;
+    if (recorded == 0) { /* what is there is not what was recorded (K11) */
+        *result = retire_absent(v, err) < 0 ? PDK_TD_ERROR : PDK_TD_REPLACED;
         return -1;
     }
     v->journaled = recorded == 1;
@@ -360,10 +387,10 @@ static int look_for_recorded(victim *v, bool *absent, pdk_teardown_result *resul
     return recorded < 0 ? -1 : 0;
 }
 
-/* A lease that ran out protects nobody any longer: without a guest that checks tokens nothing else would refuse the stop. */
+/* A lease that ran out protects nobody any longer: without a guest that was doomed nothing else would refuse the stop. */
 static int check_deadline(victim *v, pdk_error *err)
 {
-    if (v->rt->fenced || pdk_lease_now(v->rt) < v->until - pdk_seconds(v->rt->config.ttl) / 10)
+    if (v->doomed || pdk_lease_now(v->rt) < v->until - pdk_seconds(v->rt->config.ttl) / 10)
         return 0;
     return pdk_fail(err, PDK_E_LOST, 0, "the lease of %s ran out before it could be stopped; destroy it again", v->td->id);
 }
@@ -387,7 +414,7 @@ static pdk_teardown_result tear_down(victim *v, pdk_error *err)
         if (answer == 0)
             return taken(v);
         v->doomed = answer == 1;
-        if (answer < 0 && record(v, err) < 0) /* no guest will refuse: something durable must */
+        if (answer < 0 && (check_deadline(v, err) < 0 || record(v, err) < 0)) /* no guest will refuse: something durable must */
             return not_begun(v, err);
     }
     if (!rt->fenced && !v->journaled) {
@@ -395,8 +422,8 @@ static pdk_teardown_result tear_down(victim *v, pdk_error *err)
         if (record(v, &why) < 0) /* it is clean: best effort */
             pdk_emit(rt, PDK_WARN, "journal_failed", v->td->id, v->generation, v->td->reason, &why);
     }
-    if (check_deadline(v, err) < 0)
-        return not_begun(v, err);
+    if (check_deadline(v, err) < 0) /* what is recorded must not serve again, stopped or not */
+        return v->journaled ? failed(v, err) : not_begun(v, err);
     result = stop(v, err);
     return result == PDK_TD_DONE ? finish(v, err) : result;
 }
@@ -434,4 +461,20 @@ pdk_teardown_result pdk_fence_teardown(pdk_runtime *rt, pdk_teardown *td, pdk_er
     give_back(&v);
     pdk_limit_enter(outer);
     return result;
+}
+
+void pdk_fence_forget_replaced(pdk_runtime *rt, const char *id, uint64_t incarnation)
+{
+    pdk_client *client = NULL;
+    {
+        PDK_GUARD(rt->pool.registry);
+        pdk_entry *e = pdk_pool_find(&rt->pool, id);
+        if (e == NULL || e->reserved != 0 || e->intents > 0 || !e->retry || (incarnation != 0 && e->incarnation != incarnation))
+            return;
+        client = e->client;
+        e->client = NULL;
+        pdk_entry_move(&rt->pool, e, PDK_ABSENT);
+        pdk_entry_sweep(&rt->pool, e);
+    }
+    pdk_client_close(rt, client, id, "replaced");
 }

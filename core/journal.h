@@ -1,6 +1,7 @@
 /* journal.h -- quarantine: generations that must never serve again, until they are confirmed absent.
  *
- * One interface, several forms: in memory (journal.c; this runtime's life only) and a table of Lua functions (journal.c; tests):
+ * One interface, several forms: in memory (journal.c; this runtime's life only), on disk (journal_file.c; for good, and for all
+ * runtimes of a state directory) and a table of Lua functions (journal.c; tests):
  * record(self, id, generation, why), has(self, id, generation) -> true|false, retire(self, id, generation), list(self) -> list of
  * { sandbox_id, generation, why }; generation nil = unknown. A form fills a pdk_journal_ops.
  *
@@ -26,6 +27,10 @@ typedef struct pdk_journal_ops {
 pdk_journal *pdk_journal_new(const pdk_journal_ops *ops, void *self, pdk_error *err); /* NULL = no memory; self is freed */
 
 pdk_journal *pdk_journal_memory(pdk_error *err);
+/* In `state_dir`/quarantine; of one scope, as ids mean different sandboxes on different engines. Its list has the records of every
+ * scope, each { path, sandbox_id, generation, why, scope, here (of this scope), at (seconds since 1970), age (seconds) }; of what
+ * cannot be read, { path, here = false, problem }: it fences too. */
+pdk_journal *pdk_journal_file(const char *state_dir, const char *scope, pdk_error *err);
 pdk_journal *pdk_journal_table(pdk_iface *table, pdk_error *err); /* takes table */
 void pdk_journal_free(pdk_journal *j);
 const char *pdk_journal_type(const pdk_journal *j);

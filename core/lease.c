@@ -66,6 +66,16 @@ int pdk_lease_close(pdk_lease *l, pdk_error *err)
     return l->ops->close != NULL ? l->ops->close(l->self, err) : 0;
 }
 
+int pdk_lease_mint(int64_t *last, int64_t floor, int64_t *token, pdk_error *err)
+{
+    int64_t micros = pdk_now_wall() / 1000, next = *last;
+    if (floor > INT64_MAX / 2 || *last == INT64_MAX)
+        return pdk_fail(err, PDK_E_OWNERSHIP_UNAVAILABLE, 0, "there is no larger token than %lld", (long long)(floor > *last ? floor : *last));
+    next = floor > next ? floor + 1 : next + 1;
+    *token = *last = next > micros ? next : micros;
+    return 0;
+}
+
 /* ---- memory ---- */
 
 typedef struct record { /* lock; one per id that has a lease */
@@ -119,6 +129,9 @@ static int set(memory *m, const char *id, int64_t floor, bool del, int64_t *toke
     record *r = live(m, id);
     if (r != NULL && r->del && !del)
         return 0;
+    int64_t fresh = 0; /* wanted when it is new, or when somebody has fenced the guest with a larger one */
+    if ((r == NULL || r->token <= floor) && pdk_lease_mint(&m->last_token, floor, &fresh, err) < 0)
+        return -1;
     if (r == NULL) {
         r = calloc(1, sizeof *r);
         if (r == NULL || (snprintf(r->id, sizeof r->id, "%s", id),
@@ -127,11 +140,8 @@ static int set(memory *m, const char *id, int64_t floor, bool del, int64_t *toke
             return pdk_fail(err, PDK_E_OWNERSHIP_UNAVAILABLE, 0, "no memory for the lease of %s", id);
         }
     }
-    if (r->token <= floor) { /* new, or somebody has fenced the guest with a larger one */
-        int64_t micros = pdk_now_wall() / 1000;
-        int64_t next = m->last_token + 1 > micros ? m->last_token + 1 : micros;
-        m->last_token = r->token = next > floor ? next : floor + 1;
-    }
+    if (fresh != 0)
+        r->token = fresh;
     r->del = del;
     r->until = pdk_after(pdk_clock_now(m->clock), pdk_seconds(m->ttl));
     *token = r->token;

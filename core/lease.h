@@ -1,6 +1,7 @@
 /* lease.h -- ownership: which runtime is responsible for a sandbox, `own` or `del`, with a TTL and a token.
  *
- * One interface, several stores: `memory` (lease.c; one runtime instance, and it says so) and a table of Lua functions
+ * One interface, several stores: `memory` (lease.c; one runtime instance, and it says so), `file` (lease_file.c; the processes
+ * of one machine that share a state directory), `redis` (lease_redis.c; several machines) and a table of Lua functions
  * (lease_table.c; tests, an operator's own store). A store fills a pdk_lease_ops; everything else goes through the functions
  * below.
  *
@@ -38,6 +39,17 @@ pdk_lease *pdk_lease_new(const pdk_lease_ops *ops, void *self, pdk_error *err);
 
 /* The ttl is in seconds of `clock`. */
 pdk_lease *pdk_lease_memory(const char *runtime_id, double ttl, pdk_clock *clock, pdk_error *err);
+/* In `state_dir`/leases, for this boot; of one scope, as ids mean different sandboxes on different engines. The ttl is in seconds
+ * of the boot clock, which goes on while the machine sleeps, whatever the runtime's clock is; only a manual one is asked itself.
+ * It remembers for a day who had a lease last. */
+pdk_lease *pdk_lease_file(const char *state_dir, const char *scope, const char *runtime_id, double ttl, pdk_clock *clock,
+                          pdk_error *err);
+/* The same of a given boot (letters, digits, "-"), as if on another machine: for tests and simulation. */
+pdk_lease *pdk_lease_file_of_boot(const char *state_dir, const char *scope, const char *boot, const char *runtime_id, double ttl,
+                                  pdk_clock *clock, pdk_error *err);
+/* In a redis server (redis_addr.h has the URL's form), which several machines share. The ttl is in seconds of the server's clock.
+ * Nothing is connected before the first call; each takes one round trip, and at most PDK_REDIS_WAIT. NULL: invalid_argument. */
+pdk_lease *pdk_lease_redis(const char *url, const char *scope, const char *runtime_id, double ttl, pdk_error *err);
 /* take(self, id, ctx), claim, claim_for_destroy -> true|false, token;  renew -> "renewed" | "lapsed" | "lost";  release(self,
  * id, ctx);  owner(self, id, ctx) -> { owner, state, token } or nil;  close(self).  ctx = { runtime, ttl, floor }. A store that
  * cannot answer raises: never read as a no. Takes `table`, also on failure. */
@@ -47,13 +59,21 @@ int pdk_lease_close(pdk_lease *l, pdk_error *err); /* tells the store; once */
 
 /* All answer 1 = yes, 0 = no, -1 = could not answer (ownership_unavailable). *token is set with 1.
  * take: over no lease, an own one, a peer's `own`; not over any `del`. `floor`: the new token is larger than it (a guest has
- * seen it). claim: over no lease or an own `own` one. claim_for_destroy: the same, also over an own `del`; writes `del`. */
+ * seen it). claim: over no lease or an own `own` one. claim_for_destroy: the same, also over an own `del`; writes `del`.
+ * The token is a new one whenever the owner changes. An owner that claims again after a lapse may get its former one, if the store
+ * knows that nobody had the id meanwhile; from a new one it learns that this is not known (the store lost its state). */
 int pdk_lease_take(pdk_lease *l, const char *id, int64_t floor, int64_t *token, pdk_error *err);
 int pdk_lease_claim(pdk_lease *l, const char *id, int64_t floor, int64_t *token, pdk_error *err);
 int pdk_lease_claim_for_destroy(pdk_lease *l, const char *id, int64_t floor, int64_t *token, pdk_error *err);
+/* renewed: it is ours, in either state. lapsed: it ran out, and ours was the last token; or the store knows nothing of the id.
+ * lost: somebody else has it, or had it since. */
 int pdk_lease_renew(pdk_lease *l, const char *id, pdk_renewal *out, pdk_error *err); /* 0 or -1 */
 int pdk_lease_release(pdk_lease *l, const char *id, pdk_error *err);                 /* only an own one; 0 or -1 */
 int pdk_lease_owner_of(pdk_lease *l, const char *id, pdk_lease_owner *out, pdk_error *err); /* 1, 0 = nobody, -1 */
 const char *pdk_lease_type(const pdk_lease *l);
+
+/* For stores: a token larger than *last (which becomes it), than `floor`, and not below the wall clock in microseconds. -1: the
+ * floor is beyond every honest token (a guest's answer must not wear the counter out). */
+int pdk_lease_mint(int64_t *last, int64_t floor, int64_t *token, pdk_error *err);
 
 #endif

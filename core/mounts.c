@@ -1,14 +1,17 @@
-/* mounts.c -- carries out what policies/mounts.lua composed. A policy does no I/O: here sources are checked against the roots
- * that the configuration allows, directories made, modes set.
+/* mounts.c -- carries out what policies/mounts.lua composed, and the option `mounts`. A policy does no I/O: here sources are
+ * checked against the roots that the configuration allows, directories made, modes set.
  *
- * Two passes: every check of every mount first, then the changes, so that a refused mount leaves nothing half-made. Paths are
- * resolved beneath their root by the kernel (openat2), so that no link and no ".." leads out of it.
+ * Two passes: every check of every mount first, then the changes, so that a refused mount leaves nothing half-made; what the
+ * second pass made before it failed is removed again. Paths are resolved beneath their root by the kernel (openat2), so that
+ * no link and no ".." leads out of it. The operator's own mounts need no root; a source of theirs is looked at only where a
+ * field asks for that, since it may be a path of the engine's machine.
  */
 #include "core.h"
 
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <linux/openat2.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -26,33 +29,55 @@ static void close_fd(int *fd)
 
 typedef struct mount { /* one of the list, while it is checked and made; strings are the view's */
     const char *source, *target;
-    char root[4096];        /* the allowed root that it lies in; "" = configured, no root needed */
+    char root[4096];        /* the allowed root that it lies in; "/" for a configured one */
     const char *below;      /* source relative to root, or "." */
+    bool configured;        /* by the option `mounts`: links are the operator's own */
     bool read_only, owner_only, if_exists, leave_out;
     long create;            /* mode, or -1 */
+    size_t made;            /* length of the first part of `below` that was not there and was made; 0 = none */
 } mount;
 
-static int refuse(pdk_error *err, int sys, const char *source, const char *why)
+/* The answer of a policy, or an option, that cannot be followed. */
+static int refuse(pdk_error *err, int sys, const mount *m, const char *why)
 {
-    return pdk_fail(err, PDK_E_POLICY_ERROR, sys, "mounts: source %s %s", source, why);
+    return pdk_fail(err, m->configured ? PDK_E_INVALID_ARGUMENT : PDK_E_POLICY_ERROR, sys, "%smounts: source %s %s",
+                    m->configured ? "option " : "", m->source, why);
 }
 
-static int beneath(int root, const char *path, int flags)
+/* The storage failed, or that of another owner is out of reach. */
+static int broken(pdk_error *err, int sys, const mount *m, const char *why)
 {
-    struct open_how how = { .flags = (unsigned)(flags | O_CLOEXEC), .resolve = RESOLVE_BENEATH | RESOLVE_NO_MAGICLINKS };
+    return pdk_fail(err, PDK_E_IO_ERROR, sys, "%smounts: source %s %s", m->configured ? "option " : "", m->source, why);
+}
+
+static int beneath(const mount *m, int root, const char *path, int flags)
+{
+    struct open_how how = { .flags = (unsigned)(flags | O_CLOEXEC),
+                            .resolve = m->configured ? 0 : RESOLVE_BENEATH | RESOLVE_NO_MAGICLINKS };
     return (int)syscall(SYS_openat2, root, path, &how, sizeof how);
 }
 
+/* Absolute, and each part a name: not empty, not "." or "..", and short enough to exist. */
 static bool normal(const char *path)
 {
     if (path[0] != '/' || strlen(path) > 4000)
         return false;
-    for (const char *p = path; (p = strchr(p, '/')) != NULL;) {
-        p++;
-        if (strncmp(p, "../", 3) == 0 || strcmp(p, "..") == 0 || strncmp(p, "./", 2) == 0 || strcmp(p, ".") == 0)
+    for (const char *part = path + 1; path[1] != '\0'; part++) {
+        size_t n = strcspn(part, "/");
+        if (n == 0 || n > NAME_MAX || (part[0] == '.' && (n == 1 || (n == 2 && part[1] == '.'))))
             return false;
+        part += n;
+        if (*part == '\0')
+            break;
     }
     return true;
+}
+
+/* "C:\dir", "C:/dir" or "\\host\dir": a path of the engine's machine, where nothing is to be done from here. */
+static bool windows_form(const char *path)
+{
+    bool letter = (path[0] >= 'A' && path[0] <= 'Z') || (path[0] >= 'a' && path[0] <= 'z');
+    return (letter && path[1] == ':' && (path[2] == '\\' || path[2] == '/')) || (path[0] == '\\' && path[1] == '\\');
 }
 
 /* The longest allowed root that holds the source. */
@@ -60,9 +85,9 @@ static int find_root(mount *m, pdk_view roots, pdk_error *err)
 {
     size_t cursor = 0, best = 0, n;
     pdk_view key, value;
-    while (pdk_view_next(roots, &cursor, &key, &value)) {
+    while (!m->configured && pdk_view_next(roots, &cursor, &key, &value)) {
         const char *root = pdk_view_str(value, &n);
-        if (root == NULL)
+        if (root == NULL || root[0] != '/')
             continue;
         while (n > 1 && root[n - 1] == '/')
             n--;
@@ -73,8 +98,10 @@ static int find_root(mount *m, pdk_view roots, pdk_error *err)
             m->root[n] = '\0';
         }
     }
+    if (m->configured)
+        best = (size_t)snprintf(m->root, sizeof m->root, "/");
     if (best == 0)
-        return refuse(err, 0, m->source, "is outside the option mount_roots; add its directory there or change the policy");
+        return refuse(err, 0, m, "is outside the option mount_roots; add its directory there or change the policy");
     m->below = m->source + best;
     while (*m->below == '/')
         m->below++;
@@ -83,138 +110,239 @@ static int find_root(mount *m, pdk_view roots, pdk_error *err)
     return 0;
 }
 
-static int parse(pdk_view v, mount *m, pdk_error *err)
+static int parse(pdk_view v, mount *m, bool configured, pdk_error *err)
 {
     memset(m, 0, sizeof *m);
     m->source = pdk_info_str(v, "source");
     m->target = pdk_info_str(v, "target");
-    m->read_only = pdk_view_bool(pdk_view_get(v, "read_only"), false);
+    m->configured = configured;
+    m->read_only = pdk_view_bool(pdk_view_get(v, "read_only"), true);
     m->if_exists = pdk_view_bool(pdk_view_get(v, "if_exists"), false);
     m->owner_only = pdk_view_bool(pdk_view_get(v, "owner_only"), false);
     const char *create = pdk_info_str(v, "create");
     m->create = create == NULL ? -1 : strtol(create, NULL, 8);
     if (m->source == NULL || m->target == NULL)
-        return pdk_fail(err, PDK_E_POLICY_ERROR, 0, "mounts: a mount needs source and target");
+        return pdk_fail(err, configured ? PDK_E_INVALID_ARGUMENT : PDK_E_POLICY_ERROR, 0,
+                        "mounts: a mount needs source and target");
+    if (configured && windows_form(m->source)) {
+        if (m->if_exists || m->owner_only || m->create >= 0)
+            return refuse(err, 0, m, "is a path of another machine: create, if_exists and owner_only cannot be done there");
+        return 0;
+    }
     if (!normal(m->source))
-        return refuse(err, 0, m->source, "must be an absolute path without . and .. parts");
+        return refuse(err, 0, m, "must be an absolute path without empty, \".\" and \"..\" parts");
     return 0;
 }
 
 /* ---- owner_only trees ---- */
 
-typedef int (*visit)(int dir, const char *name, const struct stat *st, const char *source, pdk_error *err);
+typedef int (*visit)(int dir, const char *name, const struct stat *st, const mount *m, pdk_error *err);
 
-static int walk(int dir, int depth, visit each, const char *source, pdk_error *err)
+static int walk(int dir, int depth, visit each, const mount *m, pdk_error *err);
+
+static int walk_entry(int dir, const char *name, int depth, visit each, const mount *m, pdk_error *err)
+{
+    struct stat st;
+    if (fstatat(dir, name, &st, AT_SYMLINK_NOFOLLOW) < 0)
+        return broken(err, errno, m, "cannot be read");
+    if (each(dir, name, &st, m, err) < 0)
+        return -1;
+    if (!S_ISDIR(st.st_mode))
+        return 0;
+    AUTO_FD sub = openat(dir, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    return sub < 0 ? broken(err, errno, m, "cannot be read") : walk(sub, depth + 1, each, m, err);
+}
+
+static int walk(int dir, int depth, visit each, const mount *m, pdk_error *err)
 {
     if (depth > 64)
-        return refuse(err, 0, source, "is nested too deeply for owner_only");
+        return refuse(err, 0, m, "is nested too deeply for owner_only");
     int fd = openat(dir, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     DIR *d = fd < 0 ? NULL : fdopendir(fd);
     if (d == NULL) {
+        int why = errno;
         if (fd >= 0)
             close(fd);
-        return refuse(err, errno, source, "cannot be read");
+        return broken(err, why, m, "cannot be read");
     }
     int rc = 0;
-    for (struct dirent *e; rc == 0 && (e = readdir(d)) != NULL;) {
-        struct stat st;
-        if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0)
-            continue;
-        if (fstatat(dir, e->d_name, &st, AT_SYMLINK_NOFOLLOW) < 0) {
-            rc = refuse(err, errno, source, "cannot be read");
+    while (rc == 0) {
+        errno = 0;
+        struct dirent *e = readdir(d);
+        if (e == NULL) {
+            if (errno != 0) /* a list that is cut short could hide a link */
+                rc = broken(err, errno, m, "cannot be read");
             break;
         }
-        rc = each(dir, e->d_name, &st, source, err);
-        if (rc == 0 && S_ISDIR(st.st_mode)) {
-            AUTO_FD sub = openat(dir, e->d_name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-            rc = sub < 0 ? refuse(err, errno, source, "cannot be read") : walk(sub, depth + 1, each, source, err);
-        }
+        if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0)
+            rc = walk_entry(dir, e->d_name, depth, each, m, err);
     }
     closedir(d);
     return rc;
 }
 
-static int no_links(int dir, const char *name, const struct stat *st, const char *source, pdk_error *err)
+static int no_links(int dir, const char *name, const struct stat *st, const mount *m, pdk_error *err)
 {
     (void)dir;
     if (S_ISDIR(st->st_mode) || S_ISREG(st->st_mode))
         return 0;
-    return pdk_fail(err, PDK_E_POLICY_ERROR, 0, "mounts: source %s holds %s, which is %s; owner_only takes files and directories only",
-                    source, name, S_ISLNK(st->st_mode) ? "a symbolic link" : "no plain file");
+    char why[NAME_MAX + 100];
+    snprintf(why, sizeof why, "holds %s, which is %s; owner_only takes files and directories only", name,
+             S_ISLNK(st->st_mode) ? "a symbolic link" : "no plain file");
+    return refuse(err, 0, m, why);
 }
 
-static int make_private(int dir, const char *name, const struct stat *st, const char *source, pdk_error *err)
+/* By a descriptor that needs no right to read, and never through a link that was put there since. */
+static int make_private(int dir, const char *name, const struct stat *st, const mount *m, pdk_error *err)
 {
     mode_t want = S_ISDIR(st->st_mode) ? 0700 : 0600;
     if ((st->st_mode & 07777) == want)
         return 0;
-    AUTO_FD fd = openat(dir, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC); /* never through a link put there since */
-    if (fd < 0 || fchmod(fd, want) < 0)
-        return refuse(err, errno, source, "cannot be made owner-only");
-    return 0;
+    AUTO_FD fd = openat(dir, name, O_PATH | O_NOFOLLOW | O_CLOEXEC);
+    struct stat now;
+    if (fd < 0 || fstat(fd, &now) < 0)
+        return broken(err, errno, m, "cannot be made owner-only");
+    char path[40];
+    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    if ((now.st_mode & S_IFMT) != (st->st_mode & S_IFMT))
+        return no_links(dir, name, &now, m, err) < 0 ? -1 : refuse(err, 0, m, "changes while it is made owner-only");
+    return chmod(path, want) < 0 ? broken(err, errno, m, "cannot be made owner-only") : 0;
 }
 
 /* ---- the two passes ---- */
 
-static int check(mount *m, pdk_view roots, pdk_error *err)
-{
-    if (find_root(m, roots, err) < 0)
-        return -1;
-    AUTO_FD root = open(m->root, O_PATH | O_DIRECTORY | O_CLOEXEC);
-    if (root < 0)
-        return pdk_fail(err, PDK_E_IO_ERROR, errno, "mounts: cannot open the mount root %s", m->root);
-    AUTO_FD fd = beneath(root, m->below, O_PATH);
-    int why = errno;
-    if (fd < 0 && why == EXDEV)
-        return refuse(err, 0, m->source, "leads out of its mount root through a link");
-    if (fd < 0 && why != ENOENT)
-        return refuse(err, why, m->source, "cannot be opened");
-    if (fd < 0 && m->create < 0 && !m->if_exists)
-        return refuse(err, 0, m->source, "does not exist; the policy may set create or if_exists");
-    m->leave_out = fd < 0 && m->create < 0;
-    if (fd < 0 || !m->owner_only)
-        return 0;
-    struct stat st;
-    if (fstat(fd, &st) < 0 || !S_ISDIR(st.st_mode))
-        return refuse(err, 0, m->source, "must be a directory for owner_only");
-    AUTO_FD tree = beneath(root, m->below, O_RDONLY | O_DIRECTORY);
-    return tree < 0 ? refuse(err, errno, m->source, "cannot be read") : walk(tree, 0, no_links, m->source, err);
-}
-
-/* mkdir -p of `below` beneath root; the last directory gets its mode whatever the umask. */
-static int make_directories(int root, const mount *m, pdk_error *err)
+/* What stands where a directory is to be made: each part must be missing or a directory, and a link must lead to one. */
+static int check_way(const mount *m, int root, pdk_error *err)
 {
     char path[4096];
     size_t len = strlen(m->below);
     memcpy(path, m->below, len + 1);
     for (size_t i = 1; i <= len; i++) {
-        if (path[i] != '/' && path[i] != '\0')
+        char c = path[i];
+        if (c != '/' && c != '\0')
             continue;
-        bool last = path[i] == '\0';
         path[i] = '\0';
-        char *slash = strrchr(path, '/');
-        if (slash != NULL)
-            *slash = '\0';
-        AUTO_FD parent = beneath(root, slash != NULL ? path : ".", O_PATH | O_DIRECTORY);
-        if (slash != NULL)
-            *slash = '/';
-        if (parent < 0 || (mkdirat(parent, slash != NULL ? slash + 1 : path, last ? 0700 : 0755) < 0 && errno != EEXIST))
-            return refuse(err, errno, m->source, "cannot be made");
-        if (!last)
-            path[i] = '/';
+        AUTO_FD fd = beneath(m, root, path, O_PATH | O_DIRECTORY);
+        if (fd < 0) {
+            int why = errno;
+            AUTO_FD there = beneath(m, root, path, O_PATH | O_NOFOLLOW);
+            if (why != ENOENT || there >= 0)
+                return refuse(err, why == ENOENT ? 0 : why, m, why == ENOENT ? "cannot be made: a link on the way leads nowhere"
+                                                                             : "cannot be made");
+            return 0;
+        }
+        path[i] = c;
     }
-    struct stat st;
-    AUTO_FD made = beneath(root, m->below, O_RDONLY | O_DIRECTORY);
-    if (made < 0 || fstat(made, &st) < 0)
-        return refuse(err, errno, m->source, "is no directory");
-    if ((st.st_mode & 07777) != (mode_t)m->create && fchmod(made, (mode_t)m->create) < 0)
-        return refuse(err, errno, m->source, "cannot be given its mode");
     return 0;
 }
 
-static int make(const mount *m, pdk_error *err)
+static int check_there(const mount *m, int root, int fd, pdk_error *err)
 {
+    struct stat st;
     if (m->create < 0 && !m->owner_only)
+        return 0;
+    if (fstat(fd, &st) < 0 || !S_ISDIR(st.st_mode))
+        return refuse(err, 0, m, m->owner_only ? "must be a directory for owner_only" : "is no directory, as create wants");
+    if (!m->owner_only)
+        return 0;
+    AUTO_FD tree = beneath(m, root, m->below, O_RDONLY | O_DIRECTORY);
+    return tree < 0 ? broken(err, errno, m, "cannot be read") : walk(tree, 0, no_links, m, err);
+}
+
+static int check(mount *m, pdk_view roots, pdk_error *err)
+{
+    if (m->configured && !m->if_exists && !m->owner_only && m->create < 0)
+        return 0; /* the backend opens it, wherever that is */
+    if (find_root(m, roots, err) < 0)
+        return -1;
+    AUTO_FD root = open(m->root, O_PATH | O_DIRECTORY | O_CLOEXEC);
+    if (root < 0 && errno == ENOENT && m->if_exists && m->create < 0) {
+        m->leave_out = true;
+        return 0;
+    }
+    if (root < 0)
+        return pdk_fail(err, PDK_E_IO_ERROR, errno, "mounts: cannot open the mount root %s", m->root);
+    AUTO_FD fd = beneath(m, root, m->below, O_PATH);
+    int why = errno;
+    if (fd >= 0)
+        return check_there(m, root, fd, err);
+    if (why == EXDEV)
+        return refuse(err, 0, m, "leads out of its mount root through a link (an absolute link counts as one)");
+    if (why == ENOTDIR || why == ELOOP)
+        return refuse(err, why, m, "cannot be opened");
+    if (why != ENOENT)
+        return broken(err, why, m, "cannot be opened");
+    if (m->create >= 0)
+        return check_way(m, root, err);
+    m->leave_out = m->if_exists;
+    return m->if_exists ? 0 : refuse(err, 0, m, "does not exist; the policy may set create or if_exists");
+}
+
+/* Opens the parent of `path` below root, and sets *name to its last part. `path` is unchanged on return. */
+static int open_parent(const mount *m, int root, char *path, const char **name)
+{
+    char *slash = strrchr(path, '/');
+    *name = slash == NULL ? path : slash + 1;
+    if (slash == NULL)
+        return beneath(m, root, ".", O_PATH | O_DIRECTORY);
+    *slash = '\0';
+    int fd = beneath(m, root, path, O_PATH | O_DIRECTORY);
+    *slash = '/';
+    return fd;
+}
+
+/* mkdir -p of `below` beneath root; the last directory gets its mode whatever the umask. */
+static int make_directories(int root, mount *m, pdk_error *err)
+{
+    char path[4096];
+    const char *name;
+    size_t len = strlen(m->below);
+    memcpy(path, m->below, len + 1);
+    for (size_t i = 1; i <= len; i++) {
+        char c = path[i];
+        if (c != '/' && c != '\0')
+            continue;
+        path[i] = '\0';
+        AUTO_FD parent = open_parent(m, root, path, &name);
+        if (parent < 0)
+            return broken(err, errno, m, "cannot be made");
+        if (mkdirat(parent, name, c == '\0' ? 0700 : 0755) == 0)
+            m->made = m->made == 0 ? i : m->made;
+        else if (errno != EEXIST)
+            return broken(err, errno, m, "cannot be made");
+        path[i] = c;
+    }
+    struct stat st;
+    AUTO_FD made = beneath(m, root, m->below, O_RDONLY | O_DIRECTORY);
+    if (made < 0 || fstat(made, &st) < 0)
+        return broken(err, errno, m, "cannot be made");
+    if ((st.st_mode & 07777) != (mode_t)m->create && fchmod(made, (mode_t)m->create) < 0)
+        return broken(err, errno, m, "cannot be given its mode");
+    return 0;
+}
+
+/* Takes back what make_directories made, as far as nobody has put anything into it. */
+static void unmake(const mount *m)
+{
+    char path[4096];
+    const char *name;
+    if (m->made == 0)
+        return;
+    AUTO_FD root = open(m->root, O_PATH | O_DIRECTORY | O_CLOEXEC);
+    memcpy(path, m->below, strlen(m->below) + 1);
+    for (size_t len = strlen(path); root >= 0 && len >= m->made; len--) {
+        if (m->below[len] != '/' && m->below[len] != '\0')
+            continue;
+        path[len] = '\0';
+        AUTO_FD parent = open_parent(m, root, path, &name);
+        if (parent < 0 || unlinkat(parent, name, AT_REMOVEDIR) < 0)
+            return;
+    }
+}
+
+static int make(mount *m, pdk_error *err)
+{
+    if (m->leave_out || (m->create < 0 && !m->owner_only))
         return 0;
     AUTO_FD root = open(m->root, O_PATH | O_DIRECTORY | O_CLOEXEC);
     if (root < 0)
@@ -223,10 +351,44 @@ static int make(const mount *m, pdk_error *err)
         return -1;
     if (!m->owner_only)
         return 0;
-    AUTO_FD tree = beneath(root, m->below, O_RDONLY | O_DIRECTORY);
+    AUTO_FD tree = beneath(m, root, m->below, O_RDONLY | O_DIRECTORY);
     if (tree < 0 || fchmod(tree, 0700) < 0)
-        return refuse(err, errno, m->source, "cannot be made owner-only");
-    return walk(tree, 0, make_private, m->source, err);
+        return broken(err, errno, m, "cannot be made owner-only");
+    return walk(tree, 0, make_private, m, err);
+}
+
+/* Of two mounts on one target the earlier stays; the policy's come first. One that was left out takes no target. */
+static bool taken(const mount *all, size_t before, pdk_log *log)
+{
+    for (size_t i = 0; i < before; i++) {
+        if (all[i].leave_out || strcmp(all[i].target, all[before].target) != 0)
+            continue;
+        if (log != NULL)
+            pdk_log_event(log, PDK_WARN, "mount_dropped", PDK_STR("target", all[before].target),
+                          PDK_STR("reason", "an earlier mount has this target"));
+        return true;
+    }
+    return false;
+}
+
+/* All of both lists, checked; returns how many, or -1. */
+static long check_all(pdk_view composed, pdk_view extra, pdk_view roots, mount *all, pdk_log *log, pdk_error *err)
+{
+    const pdk_view lists[] = { composed, extra };
+    size_t n = 0;
+    for (int l = 0; l < 2; l++) {
+        size_t cursor = 0;
+        pdk_view key, v;
+        while (pdk_view_next(lists[l], &cursor, &key, &v)) {
+            if (parse(v, &all[n], l == 1, err) < 0)
+                return -1;
+            if (taken(all, n, log))
+                continue;
+            if (check(&all[n++], roots, err) < 0)
+                return -1;
+        }
+    }
+    return (long)n;
 }
 
 static void put(pdk_pack *out, pdk_mark *list, const char *source, const char *target, bool read_only)
@@ -239,48 +401,26 @@ static void put(pdk_pack *out, pdk_mark *list, const char *source, const char *t
     list->count++;
 }
 
-static bool taken(pdk_view composed, const char *target)
+int pdk_mounts_prepare(pdk_view composed, pdk_view extra, pdk_view roots, pdk_log *log, pdk_pack *out, pdk_error *err)
 {
-    size_t cursor = 0;
-    pdk_view key, v;
-    while (pdk_view_next(composed, &cursor, &key, &v)) {
-        const char *t = pdk_info_str(v, "target");
-        if (t != NULL && strcmp(t, target) == 0)
-            return true;
-    }
-    return false;
-}
-
-int pdk_mounts_prepare(pdk_view composed, pdk_view extra, pdk_view roots, pdk_pack *out, pdk_error *err)
-{
-    size_t n = pdk_view_count(composed), cursor = 0, i = 0;
-    pdk_view key, v;
-    mount *all = calloc(n + 1, sizeof *all);
+    size_t room = pdk_view_count(composed) + pdk_view_count(extra);
+    mount *all = calloc(room + 1, sizeof *all);
     if (all == NULL)
-        return pdk_fail(err, PDK_E_NO_MEMORY, 0, "no memory for %zu mounts", n);
-    int rc = 0;
-    while (rc == 0 && i < n && pdk_view_next(composed, &cursor, &key, &v)) {
-        rc = parse(v, &all[i], err);
-        if (rc == 0)
-            rc = check(&all[i++], roots, err);
-    }
-    for (size_t k = 0; rc == 0 && k < i; k++)
-        if (!all[k].leave_out)
-            rc = make(&all[k], err);
+        return pdk_fail(err, PDK_E_NO_MEMORY, 0, "no memory for %zu mounts", room);
+    long n = check_all(composed, extra, roots, all, log, err);
+    int rc = n < 0 ? -1 : 0;
+    for (long i = 0; rc == 0 && i < n; i++)
+        rc = make(&all[i], err);
+    for (long i = n; rc < 0 && i-- > 0;)
+        unmake(&all[i]);
     if (rc == 0) {
         pdk_mark list = pdk_begin_list(out);
-        for (size_t k = 0; k < i; k++)
-            if (!all[k].leave_out)
-                put(out, &list, all[k].source, all[k].target, all[k].read_only);
-        cursor = 0;
-        while (pdk_view_next(extra, &cursor, &key, &v)) { /* the operator's own; the policy's come first and win */
-            const char *source = pdk_info_str(v, "source"), *target = pdk_info_str(v, "target");
-            if (source != NULL && target != NULL && !taken(composed, target))
-                put(out, &list, source, target, pdk_view_bool(pdk_view_get(v, "read_only"), false));
-        }
+        for (long i = 0; i < n; i++)
+            if (!all[i].leave_out)
+                put(out, &list, all[i].source, all[i].target, all[i].read_only);
         pdk_end(out, &list);
         if (out->failed)
-            rc = pdk_fail(err, PDK_E_NO_MEMORY, 0, "no memory for %zu mounts", n);
+            rc = pdk_fail(err, PDK_E_NO_MEMORY, 0, "no memory for %zu mounts", room);
     }
     free(all);
     return rc;

@@ -152,7 +152,26 @@ static bool plain_name(const char *name, size_t len)
     return len > 0 && len < 100;
 }
 
-/* policy.require(name) -> what NAME.lua beside this file returned; each policy has its own instance of it */
+/* Runs NAME.lua of this policy's folder, or the built-in file of that name; pushes what it returned. */
+static void run_required(lua_State *L, const pdk_policy_call *c, const char *name, const char *file)
+{
+    const pdk_policy_text *t = find_text(c->folder, file);
+    if (t != NULL && t->text == NULL)
+        luaL_error(L, "policy.require: '%s' %s", file, t->why);
+    if (t != NULL) {
+        pdk_policy_run_text(L, t->path, t->text, t->len);
+        return;
+    }
+    const char *path = lua_pushfstring(L, "policies/%s.lua", name);
+    const pdk_embedded *e = pdk_embedded_find(path);
+    if (e == NULL)
+        luaL_error(L, "policy.require: there is no file '%s' beside this one, and none is built in", file);
+    else
+        pdk_policy_run_text(L, path, (const char *)e->data, e->len);
+}
+
+/* policy.require(name) -> what NAME.lua beside this file returned, or the built-in one (policies/paths.lua); each policy has
+ * its own instance of it */
 static int policy_require(lua_State *L)
 {
     size_t len;
@@ -171,15 +190,10 @@ static int policy_require(lua_State *L)
     if (!lua_isnil(L, -1))
         return 1;
     const char *file = lua_pushfstring(L, "%s.lua", name);
-    const pdk_policy_text *t = find_text(c->folder, file);
-    if (t == NULL)
-        return luaL_error(L, "policy.require: there is no file '%s' beside this one", file);
-    if (t->text == NULL)
-        return luaL_error(L, "policy.require: '%s' %s", file, t->why);
     lua_pushvalue(L, 1);
     lua_pushlightuserdata(L, c); /* the mark of a cycle */
     lua_rawset(L, 2);
-    pdk_policy_run_text(L, t->path, t->text, t->len);
+    run_required(L, c, name, file);
     if (lua_isnil(L, -1))
         return luaL_error(L, "policy.require: '%s' returned nothing", file);
     lua_pushvalue(L, 1);

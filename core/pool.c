@@ -346,6 +346,26 @@ void pdk_entry_sweep(pdk_pool *p, pdk_entry *e)
     entry_free(e);
 }
 
+void pdk_entry_doomed(pdk_pool *p, pdk_entry *e, pdk_ns now)
+{
+    if (e->state == PDK_ABSENT)
+        return;
+    e->doomed = e->retry = true;
+    pdk_pool_set_due(p, e, now);
+}
+
+void pdk_entry_lapse(pdk_pool *p, const char *id, pdk_ns now)
+{
+    pdk_entry *e = pdk_pool_find(p, id);
+    if (e == NULL || e->reserved_until == 0 || now < e->reserved_until)
+        return;
+    e->reserved = 0;
+    e->reserved_until = 0;
+    e->lease_until = 0; /* whose it is has to be asked anew */
+    pdk_entry_sweep(p, e);
+    pdk_cond_broadcast(&p->changed);
+}
+
 /* ---- holders ---- */
 
 pdk_holder *pdk_pool_holder(pdk_pool *p, const char *name)

@@ -133,6 +133,12 @@ bool pdk_entry_set_info(pdk_pool *p, pdk_entry *e, pdk_view info, bool new_incar
 void pdk_entry_move(pdk_pool *p, pdk_entry *e, pdk_state to) PDK_REQUIRES(p->registry);
 /* Frees an ABSENT entry that nothing needs any longer. */
 void pdk_entry_sweep(pdk_pool *p, pdk_entry *e) PDK_REQUIRES(p->registry);
+/* Its guest says that it is doomed, although nothing here is tearing it down: a decision that was given up reached it late, or its
+ * maker has crashed. It serves nobody any more, and is stopped as one whose stop has failed. `now`: runtime clock. */
+void pdk_entry_doomed(pdk_pool *p, pdk_entry *e, pdk_ns now) PDK_REQUIRES(p->registry);
+/* Ends a reservation of that id whose claim was never answered and can take effect no longer. `now`: lease clock. May free the
+ * entry. */
+void pdk_entry_lapse(pdk_pool *p, const char *id, pdk_ns now) PDK_REQUIRES(p->registry);
 void pdk_pool_set_due(pdk_pool *p, pdk_entry *e, pdk_ns due) PDK_REQUIRES(p->registry);
 /* Whether it must not serve again as it is (J7, L6): an ambiguous creation, or one abandoned with no holder left. */
 bool pdk_entry_dirty(const pdk_entry *e);

@@ -26,26 +26,17 @@
 #include <poll.h>
 #include <sched.h>
 #include <signal.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 
-#ifndef OPEN_TREE_CLONE
-#define OPEN_TREE_CLONE 1
-#endif
-#ifndef MOVE_MOUNT_F_EMPTY_PATH
-#define MOVE_MOUNT_F_EMPTY_PATH 4
-#endif
-
 #define MAX_FDS 64
-#define CHILD_STACK (64u << 10)
+#define CHILD_STACK (96u << 10)
 #define KERNEL_SIGSET 8 /* bytes of a signal set as the kernel counts */
 
 /* What runs between clone and execve must not be instrumented: it shares this process's memory, not its bookkeeping. */
@@ -61,7 +52,6 @@ typedef struct child_job { /* lives until the process in between is gone */
     pdk_fd_map map[MAX_FDS + 3]; /* sorted by `to`; `from` is moved out of the way first */
     size_t count;
     int above;                   /* a number above every target */
-    char stage[MAX_FDS][16];     /* where the staged mounts go */
     int dumpable;                /* the host's, to put back */
     const char *failed;          /* what did, or NULL */
     int sys;
@@ -82,31 +72,10 @@ UNINSTRUMENTED static bool child_failed(child_job *job, const char *what)
     return false;
 }
 
-/* The mounts are cloned before the namespace is left, since a mount of another namespace cannot be cloned; and the trees
- * are attached after it, since they would appear on the host otherwise. */
 UNINSTRUMENTED static bool child_stage(child_job *job)
 {
-    const pdk_spawn *spec = job->spec;
-    int trees[MAX_FDS];
-    struct stat st[MAX_FDS];
-    for (size_t i = 0; i < spec->stage_count; i++) {
-        if (syscall(SYS_newfstatat, spec->stage[i], "", &st[i], AT_EMPTY_PATH) < 0) return child_failed(job, "stat a mount source");
-        trees[i] = (int)syscall(SYS_open_tree, spec->stage[i], "", OPEN_TREE_CLONE | AT_EMPTY_PATH | AT_RECURSIVE | O_CLOEXEC);
-        if (trees[i] < 0) return child_failed(job, "clone a mount source");
-    }
-    if (syscall(SYS_unshare, CLONE_NEWNS) < 0) return child_failed(job, "make a mount namespace");
-    if (syscall(SYS_mount, "none", "/", NULL, MS_REC | MS_PRIVATE, NULL) < 0) return child_failed(job, "make mounts private");
-    if (syscall(SYS_mount, "paddock", PDK_STAGE_DIR, "tmpfs", MS_NOSUID | MS_NODEV, "mode=0755,size=64k") < 0)
-        return child_failed(job, "mount a tmpfs on " PDK_STAGE_DIR);
-    for (size_t i = 0; i < spec->stage_count; i++) {
-        const char *name = job->stage[i];
-        bool dir = S_ISDIR(st[i].st_mode);
-        long made = dir ? syscall(SYS_mkdirat, AT_FDCWD, name, 0755) : syscall(SYS_mknodat, AT_FDCWD, name, S_IFREG | 0644, 0);
-        if (made < 0) return child_failed(job, "make a mount point");
-        if (syscall(SYS_move_mount, trees[i], "", AT_FDCWD, name, MOVE_MOUNT_F_EMPTY_PATH) < 0)
-            return child_failed(job, "attach a mount source");
-    }
-    return true;
+    const char *failed = NULL;
+    return pdk_stage_run(job->spec->stage, job->spec->stage_count, &failed) || child_failed(job, failed);
 }
 
 UNINSTRUMENTED static bool child_close_range(child_job *job, unsigned from, unsigned to)
@@ -219,8 +188,9 @@ static int map_order(const void *a, const void *b)
 
 static int job_init(child_job *job, const pdk_spawn *spec, int null_fd, pdk_error *err)
 {
-    if (spec->fd_count > MAX_FDS || spec->stage_count > MAX_FDS)
-        return pdk_fail(err, PDK_E_INVALID_ARGUMENT, 0, "cannot start %s: more than %d descriptors", spec->argv[0], MAX_FDS);
+    if (spec->fd_count > MAX_FDS || spec->stage_count > PDK_STAGE_MAX)
+        return pdk_fail(err, PDK_E_INVALID_ARGUMENT, 0, "cannot start %s: more than %d descriptors or %d mounts", spec->argv[0],
+                        MAX_FDS, PDK_STAGE_MAX);
     *job = (child_job){ .spec = spec, .above = 3 };
     for (size_t i = 0; i < spec->fd_count; i++) job->map[job->count++] = spec->fds[i];
     for (int std = 0; std < 3; std++) {
@@ -235,7 +205,6 @@ static int job_init(child_job *job, const pdk_spawn *spec, int null_fd, pdk_erro
                             spec->argv[0], job->map[i].to);
         if (job->map[i].to >= job->above) job->above = job->map[i].to + 1;
     }
-    for (size_t i = 0; i < spec->stage_count; i++) snprintf(job->stage[i], sizeof job->stage[i], PDK_STAGE_DIR "/%zu", i);
     job->dumpable = spec->drop_ids ? prctl(PR_GET_DUMPABLE) : 0;
     return 0;
 }

@@ -9,6 +9,7 @@
 
 #include "error.h"
 #include "limit.h"
+#include "stage.h"
 #include <sys/types.h>
 
 typedef struct pdk_fd_map {
@@ -25,11 +26,9 @@ typedef struct pdk_spawn {
     uid_t uid;
     gid_t gid;
     const struct pdk_rlimit_set *limits; /* or NULL */
-    const int *stage;               /* root only: these descriptors (of files and directories) appear as PDK_STAGE_DIR/0, /1, ...
-                                       in a mount namespace of the child's own, reachable for any uid. NULL = none */
+    const pdk_stage_op *stage;      /* root only: builds a root file system at PDK_STAGE_DIR before ids are dropped. NULL = none */
     size_t stage_count;
 } pdk_spawn;
-#define PDK_STAGE_DIR "/tmp" /* what the host has there is out of the child's sight */
 typedef struct pdk_rlimit_set {
     size_t n;
     struct { int resource; uint64_t soft, hard; } v[8];

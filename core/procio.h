@@ -11,15 +11,15 @@
  *   put(path, text)                          writes into an existing file (cgroup, /proc) at once
  *   rmdir(path)                              access(path) -> boolean     privileged(path) -> "setuid" or similar, or nil
  *   readlink(path [, dir]) -> target         homes() -> path of the library, path of the program
- *   spawn{ argv, env, cwd, fds = { [number] = fd }, uid, gid, limits = { core = n, ... }, stage = { fd, ... } } -> child
+ *   spawn{ argv, env, cwd, fds = { [number] = fd }, uid, gid, limits = { core = n, ... }, stage = { ... } } -> child   (stage.h)
  *   run{ as spawn; stdin, max, timeout } -> { status, signal, out, err, truncated }, or raises
  *   self() -> { pid, start, uid, gid, boot, machine, pid_ns, time_ns }
- *   start_of(pid) -> start time, state       pidfd(pid, start) -> fd, or nil when that process is gone
+ *   start_of(pid) -> start time, state, parent   pidfd(pid, start) -> fd, or nil when that process is gone
  *   kill(pidfd, signal)                      prlimit(pid, { nproc = n, data = n, core = n, nofile = n })
  *   seccomp() -> fd                          sandbox_uid(id) -> an unprivileged uid, always the same for one id
  *   fd: no() close() read(max [, seconds]) write(s) pread(max, at) pwrite(s, at) stat() chown(uid, gid) lock(type, byte)
  *       locked(type, byte) ended(seconds) is_open()           type: "r", "w", "u"
- *   child: pid() wait(seconds) -> whether it has ended    signal(n)      close()
+ *   child: pid() wait(seconds) -> whether it has ended    kill()         close()
  */
 #ifndef PDK_PROCIO_H
 #define PDK_PROCIO_H

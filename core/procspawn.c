@@ -12,6 +12,7 @@
 #include <fcntl.h>
 #include <lauxlib.h>
 #include <openssl/sha.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -28,7 +29,7 @@ typedef struct spawn_box { /* a userdata; the strings and descriptors stay alive
     pdk_spawn spec;
     const char *argv[MAX_ARGS + 1], *env[MAX_ARGS + 1];
     pdk_fd_map fds[MAX_FDS];
-    int stage[MAX_FDS];
+    pdk_stage_op stage[PDK_STAGE_MAX];
     pdk_rlimit_set limits;
 } spawn_box;
 
@@ -63,18 +64,68 @@ static void read_descriptors(lua_State *L, int table, spawn_box *box)
         }
     }
     lua_pop(L, 1);
+    box->spec.fds = box->fds;
+}
+
+static const char *const STAGE_KINDS[] = { "root", "folder", "link", "file", "node", "tmpfs", "pts", "tree", "seal", NULL };
+
+/* A field of the operation at the top of the stack; the table keeps strings alive. */
+static const char *op_text(lua_State *L, const char *key, size_t *len)
+{
+    lua_getfield(L, -1, key);
+    if (!lua_isnil(L, -1) && lua_type(L, -1) != LUA_TSTRING) luaL_error(L, "stage: %s is not a string", key);
+    const char *text = lua_tolstring(L, -1, len);
+    lua_pop(L, 1);
+    return text;
+}
+
+static unsigned op_number(lua_State *L, const char *key)
+{
+    lua_getfield(L, -1, key);
+    lua_Integer n = luaL_optinteger(L, -1, 0);
+    lua_pop(L, 1);
+    return (unsigned)n;
+}
+
+/* { kind, path =, parent =, name =, text =, fd =, read_only =, mode =, major =, minor = }, as in stage.h */
+static void read_op(lua_State *L, pdk_stage_op *op)
+{
+    luaL_checktype(L, -1, LUA_TTABLE);
+    lua_rawgeti(L, -1, 1);
+    op->kind = (pdk_stage_kind)luaL_checkoption(L, lua_gettop(L), NULL, STAGE_KINDS);
+    lua_pop(L, 1);
+    op->path = op_text(L, "path", NULL);
+    op->parent = op_text(L, "parent", NULL);
+    op->name = op_text(L, "name", NULL);
+    op->text = op_text(L, "text", &op->len);
+    op->mode = op_number(L, "mode");
+    op->major = op_number(L, "major");
+    op->minor = op_number(L, "minor");
+    lua_getfield(L, -1, "read_only");
+    op->read_only = lua_toboolean(L, -1);
+    lua_getfield(L, -2, "fd");
+    op->fd = lua_isnil(L, -1) ? -1 : pdk_procio_fd(L, lua_gettop(L));
+    lua_pop(L, 2);
+    bool needs_text = op->kind == PDK_STAGE_ROOT || op->kind == PDK_STAGE_LINK || op->kind == PDK_STAGE_FILE ||
+                      op->kind == PDK_STAGE_NODE || op->kind == PDK_STAGE_TMPFS || (op->kind == PDK_STAGE_TREE && op->fd < 0);
+    bool is_tree = op->kind == PDK_STAGE_TREE;
+    if (op->path == NULL || (needs_text && op->text == NULL) || (is_tree && (op->parent == NULL || op->name == NULL)))
+        luaL_error(L, "stage: an operation %s lacks a field", STAGE_KINDS[op->kind]);
+}
+
+static void read_stage(lua_State *L, int table, spawn_box *box)
+{
     if (lua_getfield(L, table, "stage") != LUA_TNIL) {
         size_t n = lua_rawlen(L, -1);
-        if (n > MAX_FDS) luaL_error(L, "stage: more than %d", MAX_FDS);
+        if (n > PDK_STAGE_MAX) luaL_error(L, "stage: more than %d operations", PDK_STAGE_MAX);
         for (size_t i = 0; i < n; i++) {
             lua_rawgeti(L, -1, (lua_Integer)i + 1);
-            box->stage[i] = pdk_procio_fd(L, lua_gettop(L));
+            read_op(L, &box->stage[i]);
             lua_pop(L, 1);
         }
         box->spec.stage_count = n;
     }
     lua_pop(L, 1);
-    box->spec.fds = box->fds;
     box->spec.stage = box->spec.stage_count > 0 ? box->stage : NULL;
 }
 
@@ -103,6 +154,7 @@ static spawn_box *read_spawn(lua_State *L)
     if (box->argv[0] == NULL) luaL_error(L, "argv is empty");
     read_strings(L, 1, "env", box->env, "env");
     read_descriptors(L, 1, box);
+    read_stage(L, 1, box);
     lua_getfield(L, 1, "cwd");
     box->spec.cwd = luaL_optstring(L, -1, NULL);
     lua_getfield(L, 1, "uid");
@@ -167,15 +219,17 @@ static int child_wait(lua_State *L)
     return 1;
 }
 
-static int child_signal(lua_State *L)
+/* child:kill() ends it and what it has started in its session, unless it has ended already: then its number may be another's. */
+static int child_kill(lua_State *L)
 {
-    PDK_AUTO_ERROR err = PDK_NO_ERROR;
-    if (pdk_child_signal(check_child(L), (int)luaL_checkinteger(L, 2), &err) < 0) return pdk_raise(L, &err);
+    pdk_child *c = check_child(L);
+    struct pollfd p = { .fd = c->pidfd, .events = POLLIN };
+    if (c->pidfd >= 0 && poll(&p, 1, 0) == 0) kill(-c->pid, SIGKILL);
     return 0;
 }
 
 static const luaL_Reg CHILD_METHODS[] = {
-    { "close", child_close }, { "pid", child_pid }, { "wait", child_wait }, { "signal", child_signal }, { NULL, NULL },
+    { "close", child_close }, { "pid", child_pid }, { "wait", child_wait }, { "kill", child_kill }, { NULL, NULL },
 };
 
 static int proc_spawn(lua_State *L)
@@ -244,8 +298,13 @@ static int refused(lua_State *L, int sys)
 
 /* ---- other processes ------------------------------------------------------------------------------------------ */
 
-/* Field 22 of /proc/PID/stat: when it started, in ticks since boot. With the pid it names one process of this boot. */
-static bool start_time(pid_t pid, long long *start, char *state)
+typedef struct process_facts { /* of /proc/PID/stat */
+    long long start; /* ticks since boot: with the pid it names one process of this boot */
+    char state;
+    int parent;
+} process_facts;
+
+static bool facts_of(pid_t pid, process_facts *out)
 {
     char path[48], text[1024];
     if (pid == 0) snprintf(path, sizeof path, "/proc/self/stat");
@@ -255,8 +314,8 @@ static bool start_time(pid_t pid, long long *start, char *state)
     if (n <= 0) return false;
     text[n] = 0;
     char *at = strrchr(text, ')'); /* the name before it may hold anything */
-    return at != NULL &&
-           sscanf(at + 1, " %c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d %*d %lld", state, start) == 2;
+    return at != NULL && sscanf(at + 1, " %c %d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d %*d %lld",
+                                &out->state, &out->parent, &out->start) == 3;
 }
 
 static pid_t check_pid(lua_State *L, int index)
@@ -268,12 +327,12 @@ static pid_t check_pid(lua_State *L, int index)
 
 static int proc_start_of(lua_State *L)
 {
-    long long start;
-    char state;
-    if (!start_time(check_pid(L, 1), &start, &state)) return 0;
-    lua_pushinteger(L, start);
-    lua_pushlstring(L, &state, 1);
-    return 2;
+    process_facts facts;
+    if (!facts_of(check_pid(L, 1), &facts)) return 0;
+    lua_pushinteger(L, facts.start);
+    lua_pushlstring(L, &facts.state, 1);
+    lua_pushinteger(L, facts.parent);
+    return 3;
 }
 
 /* The descriptor is opened first: what its number's start time says afterwards is about the process that it names, if that
@@ -283,12 +342,10 @@ static int proc_pidfd(lua_State *L)
     pid_t pid = check_pid(L, 1);
     lua_Integer wanted = luaL_checkinteger(L, 2);
     int *fd = pdk_procio_push_fd(L);
-    long long start;
-    char state;
+    process_facts facts;
     *fd = (int)syscall(SYS_pidfd_open, pid, 0);
     if (*fd < 0 && errno != ESRCH) return refused(L, errno);
-    if (*fd >= 0 && start_time(pid, &start, &state) && start == wanted &&
-        syscall(SYS_pidfd_send_signal, *fd, 0, NULL, 0) == 0)
+    if (*fd >= 0 && facts_of(pid, &facts) && facts.start == wanted && syscall(SYS_pidfd_send_signal, *fd, 0, NULL, 0) == 0)
         return 1;
     if (*fd >= 0) close(pdk_fd_take(fd));
     return 0;
@@ -349,12 +406,11 @@ static void set_namespace(lua_State *L, const char *key, const char *path)
 
 static int proc_self(lua_State *L)
 {
-    long long start = 0;
-    char state;
-    start_time(0, &start, &state);
+    process_facts me = { 0 };
+    facts_of(0, &me);
     lua_createtable(L, 0, 8);
     const struct { const char *key; lua_Integer value; } fields[] = {
-        { "pid", getpid() }, { "start", start }, { "uid", geteuid() }, { "gid", getegid() },
+        { "pid", getpid() }, { "start", me.start }, { "uid", geteuid() }, { "gid", getegid() },
     };
     for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++) {
         lua_pushinteger(L, fields[i].value);

@@ -11,6 +11,7 @@
 
 #define STOP_WAIT (5 * PDK_NS_PER_S) /* rows P6, P7 */
 #define BATCH 64
+#define GAP PDK_NS_PER_S /* what may pass unseen between two passes beside their interval */
 
 typedef struct ref { /* an entry as seen at one moment */
     char id[64];
@@ -127,12 +128,7 @@ static void expire(pdk_runtime *rt, const ref *r)
         PDK_GUARD(rt->pool.registry);
         rt->pool.stats.expired++;
     } else if (result == PDK_TD_REPLACED) { /* what failed is gone, and something of another generation has come */
-        PDK_GUARD(rt->pool.registry);
-        pdk_entry *e = pdk_pool_find(&rt->pool, r->id);
-        if (e != NULL && e->incarnation == r->incarnation && e->state == PDK_KEPT && e->reserved == 0) {
-            pdk_entry_move(&rt->pool, e, PDK_ABSENT);
-            pdk_entry_sweep(&rt->pool, e);
-        }
+        pdk_fence_forget_replaced(rt, r->id, r->incarnation);
     }
 }
 
@@ -312,8 +308,9 @@ void pdk_room_done(pdk_runtime *rt)
 typedef struct leased {
     ref at;
     bool del;
+    bool waits;  /* for an unanswered claim to lapse: not renewed, so that it does */
     int64_t token, guest_token;
-    uint64_t epoch;
+    uint64_t epoch, op; /* op: the teardown whose `del` it is */
 } leased;
 
 static size_t all_leased(pdk_runtime *rt, leased **out)
@@ -325,14 +322,17 @@ static size_t all_leased(pdk_runtime *rt, leased **out)
         return 0;
     for (pdk_node *node = pdk_map_each(&rt->pool.ids, NULL); node != NULL && n < room; node = pdk_map_each(&rt->pool.ids, node)) {
         pdk_entry *e = PDK_OF(node, pdk_entry, by_id);
-        bool del = e->reserved != 0 || e->keep_del;
-        if (!del && ((e->state != PDK_ACTIVE && e->state != PDK_WARM) || e->token == 0))
+        bool waits = e->reserved_until != 0 && !e->keep_del;
+        bool del = e->lease == PDK_LEASE_DEL && (e->keep_del || (e->reserved != 0 && !waits));
+        if (!del && !waits && ((e->state != PDK_ACTIVE && e->state != PDK_WARM) || e->token == 0))
             continue;
         leased *l = &(*out)[n++];
         memcpy(l->at.id, e->id, sizeof l->at.id);
         l->at.incarnation = e->incarnation;
         l->at.state = e->state;
         l->del = del;
+        l->waits = waits;
+        l->op = e->reserved;
         l->token = e->token;
         l->guest_token = e->guest_token;
         l->epoch = e->epoch;
@@ -371,30 +371,39 @@ static void renewed(pdk_runtime *rt, const leased *l, pdk_ns before)
 static bool renew_begin(pdk_runtime *rt, const leased *l)
 {
     PDK_GUARD(rt->pool.registry);
-    pdk_entry *e = pdk_pool_find(&rt->pool, l->at.id);
-    if (e == NULL || e->incarnation != l->at.incarnation)
+    if (l->waits) {
+        pdk_entry_lapse(&rt->pool, l->at.id, pdk_lease_now(rt));
         return false;
+    }
+    pdk_entry *e = pdk_pool_find(&rt->pool, l->at.id);
+    if (e == NULL || e->incarnation != l->at.incarnation || (l->del && (e->lease != PDK_LEASE_DEL || (e->reserved != l->op && !e->keep_del))))
+        return false; /* that teardown is giving it back: its `del` must not return under whoever takes the lease now */
     return e->renewing = true;
 }
 
-/* Ends it; a teardown that could not wait left the release to us. */
+/* Ends it; a teardown that could not wait left the release to us, and its reservation with it. */
 static void renew_end(pdk_runtime *rt, const leased *l)
 {
-    bool release = false;
-    {
-        PDK_GUARD(rt->pool.registry);
-        pdk_entry *e = pdk_pool_find(&rt->pool, l->at.id);
-        if (e == NULL)
-            return;
-        e->renewing = false;
-        release = e->release_after;
-        e->release_after = false;
-        pdk_entry_sweep(&rt->pool, e);
-        pdk_cond_broadcast(&rt->pool.changed);
+    for (bool released = false;; released = true) {
+        {
+            PDK_GUARD(rt->pool.registry);
+            pdk_entry *e = pdk_pool_find(&rt->pool, l->at.id);
+            if (e == NULL) /* cannot be: `renewing` keeps it */
+                return;
+            if (!e->release_after || released) {
+                e->renewing = false;
+                if (e->release_after)
+                    e->reserved = 0;
+                e->release_after = false;
+                pdk_entry_sweep(&rt->pool, e);
+                pdk_cond_broadcast(&rt->pool.changed);
+                return;
+            }
+        }
+        PDK_AUTO_ERROR err = PDK_NO_ERROR;
+        if (pdk_lease_release(rt->lease, l->at.id, &err) < 0)
+            pdk_emit(rt, PDK_WARN, "lease_release_failed", l->at.id, NULL, "after its renewal", &err);
     }
-    PDK_AUTO_ERROR err = PDK_NO_ERROR;
-    if (release && pdk_lease_release(rt->lease, l->at.id, &err) < 0)
-        pdk_emit(rt, PDK_WARN, "lease_release_failed", l->at.id, NULL, "after its renewal", &err);
 }
 
 /* A warm guest that no runtime speaks to would end itself after orphan_ttl. */
@@ -456,11 +465,8 @@ static void renew_one(pdk_runtime *rt, const leased *l)
         answer = rc == 1 ? PDK_RENEWED : PDK_LOST;
         if (rc == 1 && token != l->token && !l->del && rt->fenced) {
             answer = PDK_LAPSED; /* the store has lost its state: has the guest seen somebody else meanwhile? */
-            if (!token_unseen(rt, l)) {
-                if (pdk_lease_release(rt->lease, l->at.id, &err) < 0)
-                    pdk_emit(rt, PDK_WARN, "lease_release_failed", l->at.id, NULL, "lapsed", &err);
+            if (!token_unseen(rt, l)) /* not released: an acquire of ours may have taken it meanwhile; else it runs out */
                 answer = PDK_LOST;
-            }
         }
     }
     if (answer == PDK_LAPSED) /* ours again under a new token: the next acquire fences the guest with it */
@@ -490,6 +496,33 @@ int pdk_renew(pdk_runtime *rt, pdk_error *err)
     return 0;
 }
 
+/* ---- gaps ---- */
+
+void pdk_pass_begin(pdk_runtime *rt)
+{
+    pdk_ns slept = 0, elapsed, interval = pdk_seconds(rt->config.reap_interval);
+    {
+        PDK_GUARD(rt->lock);
+        if (rt->pass_ended == 0)
+            return;
+        elapsed = pdk_clock_now(rt->clock) - rt->pass_ended;
+        if (!pdk_clock_is_manual(rt->clock)) /* only the boot clock counts while the machine sleeps */
+            slept = pdk_now_boottime() - rt->pass_boottime - (pdk_now_monotonic() - rt->pass_monotonic);
+    }
+    if (slept > GAP)
+        pdk_emit_seconds(rt, PDK_WARN, "clock_gap", "the machine slept", pdk_to_seconds(slept));
+    else if (elapsed / 3 > interval && elapsed - interval > GAP)
+        pdk_emit_seconds(rt, PDK_WARN, "clock_gap", "no pass was made in time", pdk_to_seconds(elapsed));
+}
+
+void pdk_pass_end(pdk_runtime *rt)
+{
+    PDK_GUARD(rt->lock);
+    rt->pass_ended = pdk_clock_now(rt->clock);
+    rt->pass_monotonic = pdk_now_monotonic();
+    rt->pass_boottime = pdk_now_boottime();
+}
+
 /* ---- threads ---- */
 
 static void *reaper_main(void *arg)
@@ -497,9 +530,11 @@ static void *reaper_main(void *arg)
     pdk_runtime *rt = arg;
     for (;;) {
         PDK_AUTO_ERROR err = PDK_NO_ERROR;
+        pdk_pass_begin(rt);
         if (pdk_reconcile(rt, &err) < 0)
             pdk_emit(rt, PDK_WARN, "reconcile_failed", NULL, NULL, NULL, &err);
         pdk_reap(rt, &err);
+        pdk_pass_end(rt);
         PDK_GUARD(rt->lock);
         pdk_ns next = pdk_after(pdk_clock_now(rt->clock), pdk_seconds(rt->config.reap_interval));
         while (!rt->stop_threads && pdk_clock_now(rt->clock) < next)

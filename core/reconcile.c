@@ -11,6 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define TURN_WAIT 0.1 /* seconds; the next pass tries again */
+
 typedef struct pdk_orphan { /* the reconcile's own */
     struct pdk_orphan *next;
     pdk_ns since;           /* lease clock */
@@ -150,6 +152,17 @@ static void adopt(pdk_runtime *rt, pdk_view info, const char *id, const char *ge
     PDK_AUTO_ERROR err = PDK_NO_ERROR;
     int64_t token = 0;
     uint64_t incarnation = 0;
+    /* A lease does not keep two threads of one instance apart: without the turn an acquire of the id could be half-way, take the
+     * same lease, and lose it to our release. Whoever has the turn is at work on it: then there is nothing to adopt. */
+    PDK_AUTO_TURN turn = PDK_NO_TURN;
+    pdk_limit limit = pdk_limit_for(pdk_limit_current(), TURN_WAIT);
+    if (pdk_turn_enter_id(rt->serial, id, &turn, &limit, &err) < 0)
+        return;
+    {
+        PDK_GUARD(rt->pool.registry);
+        if (pdk_pool_find(&rt->pool, id) != NULL)
+            return;
+    }
     int claimed = pdk_lease_claim(rt->lease, id, pdk_info_token(info), &token, &err);
     if (claimed <= 0) {
         if (claimed < 0)
@@ -201,7 +214,8 @@ static void look_at(pdk_runtime *rt, pdk_view info)
     if (!waited(rt, id, generation))
         return;
     int quarantined = pdk_journal_has(rt->journal, id, generation, &err);
-    int keep = quarantined != 0 ? quarantined : judge(rt, info, id, &err);
+    bool doomed = pdk_view_bool(pdk_view_get(info, "doomed"), false); /* by somebody who crashed: it serves nobody */
+    int keep = quarantined != 0 || doomed ? 0 : judge(rt, info, id, &err);
     if (quarantined < 0 || keep < 0)
         pdk_emit(rt, PDK_WARN, "adoption_deferred", id, generation, NULL, &err);
     else if (quarantined == 1 || keep == 0)

@@ -61,13 +61,15 @@ void pdk_call_leave(pdk_runtime *rt)
         pdk_cond_broadcast(&rt->wake);
 }
 
-void pdk_emit(pdk_runtime *rt, pdk_log_level level, const char *event, const char *id, const char *generation,
-              const char *reason, const pdk_error *why)
+static void emit(pdk_runtime *rt, pdk_log_level level, const char *event, const char *id, const char *generation,
+                 const char *reason, const pdk_error *why, const double *seconds)
 {
     const char *message = why != NULL && why->kind != PDK_OK ? why->message : NULL;
     const char *kind = message != NULL ? pdk_error_kind_name(why->kind) : NULL;
-    pdk_log_event(rt->log, level, event, PDK_STR("sandbox_id", id), PDK_STR("generation", generation), PDK_STR("reason", reason),
-                  PDK_STR("error", kind), PDK_STR("message", message));
+    const pdk_field fields[] = { PDK_STR("sandbox_id", id), PDK_STR("generation", generation), PDK_STR("reason", reason),
+                                 PDK_STR("error", kind), PDK_STR("message", message),
+                                 PDK_NUM("seconds", seconds != NULL ? *seconds : 0) };
+    pdk_log_write(rt->log, level, event, fields, sizeof fields / sizeof *fields - (seconds == NULL ? 1 : 0));
     pdk_sink sinks[8];
     size_t n;
     {
@@ -85,10 +87,23 @@ void pdk_emit(pdk_runtime *rt, pdk_log_level level, const char *event, const cha
     pdk_kv_cstr(&record, &m, "reason", reason);
     pdk_kv_cstr(&record, &m, "error", kind);
     pdk_kv_cstr(&record, &m, "message", message);
+    if (seconds != NULL)
+        pdk_kv_num(&record, &m, "seconds", *seconds);
     pdk_kv_num(&record, &m, "at", pdk_to_seconds(pdk_clock_now(rt->clock)));
     pdk_end(&record, &m);
     for (size_t i = 0; i < n && !record.failed; i++)
         sinks[i].fn(sinks[i].ctx, &record);
+}
+
+void pdk_emit(pdk_runtime *rt, pdk_log_level level, const char *event, const char *id, const char *generation,
+              const char *reason, const pdk_error *why)
+{
+    emit(rt, level, event, id, generation, reason, why, NULL);
+}
+
+void pdk_emit_seconds(pdk_runtime *rt, pdk_log_level level, const char *event, const char *reason, double seconds)
+{
+    emit(rt, level, event, NULL, NULL, reason, NULL, &seconds);
 }
 
 int pdk_runtime_on(pdk_runtime *rt, pdk_event_sink sink, void *ctx, pdk_error *err)
@@ -122,15 +137,32 @@ typedef struct load { /* argument of load_backend */
     pdk_iface *out;
 } load;
 
+/* Where sources may lie, for a backend's own check when it opens them: the roots, and what the operator mounts anyway. */
+static void put_roots(pdk_view options, pdk_pack *p, pdk_mark *m)
+{
+    pdk_view roots = pdk_view_get(options, "mount_roots"), mounts = pdk_view_get(options, "mounts"), k, v;
+    if (pdk_view_count(roots) == 0) /* then policies mount nothing */
+        return;
+    pdk_put_cstr(p, "mount_roots");
+    m->count++;
+    pdk_mark list = pdk_begin_list(p);
+    for (size_t cursor = 0; pdk_view_next(roots, &cursor, &k, &v); list.count++)
+        pdk_put_view(p, v);
+    for (size_t cursor = 0; pdk_view_next(mounts, &cursor, &k, &v); list.count++)
+        pdk_put_view(p, pdk_view_get(v, "source"));
+    pdk_end(p, &list);
+}
+
 static void push_runtime_facts(lua_State *L, pdk_runtime *rt)
 {
     PDK_AUTO_PACK p = PDK_NO_PACK;
     pdk_view o = pdk_view_of(&rt->config.options);
-    static const char *const copied[] = { "state_dir", "data_dir", "mount_roots", "orphan_ttl", "stop_timeout", "ready_timeout",
-                                          "ready_interval", "discover_timeout", "command_timeout", "limits", "image" };
+    static const char *const copied[] = { "state_dir", "data_dir", "orphan_ttl", "stop_timeout", "ready_timeout", "ready_interval",
+                                          "discover_timeout", "command_timeout", "limits", "image" };
     pdk_mark m = pdk_begin_map(&p);
     for (size_t i = 0; i < sizeof copied / sizeof *copied; i++)
         pdk_kv_view(&p, &m, copied[i], pdk_view_get(o, copied[i]));
+    put_roots(o, &p, &m);
     pdk_kv_cstr(&p, &m, "scope", rt->config.scope);
     pdk_kv_cstr(&p, &m, "runtime_id", rt->id);
     pdk_kv_int(&p, &m, "pid", getpid());
@@ -403,11 +435,22 @@ static victims tracked(pdk_runtime *rt)
     return v;
 }
 
-/* Tears down all that is tracked; the first failure is kept in `err`. Returns how many are left. */
-static size_t stop_all(pdk_runtime *rt, pdk_error *err)
+/* Whether what stands in the way is a call in flight: it is at work on the sandbox itself. */
+static bool refused_for_now(const pdk_teardown *td)
+{
+    return strcmp(td->why, "reserved") == 0 || strcmp(td->why, "used") == 0;
+}
+
+/* Tears down all that is tracked; the first failure is kept in `err`. Returns how many are left. What calls in flight are at work
+ * on is left to them, and not counted, unless there are none any more (`drained`). */
+static size_t stop_all(pdk_runtime *rt, bool drained, pdk_error *err)
 {
     victims v = tracked(rt);
     size_t left = 0;
+    if (v.ids == NULL) {
+        pdk_fail(err, PDK_E_NO_MEMORY, 0, "no memory to list what is to be stopped");
+        return v.cap;
+    }
     for (size_t i = 0; i < v.n; i++) {
         PDK_AUTO_ERROR why = PDK_NO_ERROR;
         pdk_teardown td = { .id = v.ids[i], .reason = "shutdown", .ignore_holders = true };
@@ -415,18 +458,15 @@ static size_t stop_all(pdk_runtime *rt, pdk_error *err)
         if (r == PDK_TD_DONE || (r == PDK_TD_REFUSED && (strcmp(td.why, "gone") == 0 || strcmp(td.why, "taken") == 0)))
             continue;
         if (r == PDK_TD_REPLACED) { /* of ours nothing is left; what has its id now is not ours */
-            PDK_GUARD(rt->pool.registry);
-            pdk_entry *e = pdk_pool_find(&rt->pool, v.ids[i]);
-            if (e != NULL && e->state == PDK_KEPT && e->reserved == 0) {
-                pdk_entry_move(&rt->pool, e, PDK_ABSENT);
-                pdk_entry_sweep(&rt->pool, e);
-            }
+            pdk_fence_forget_replaced(rt, v.ids[i], 0);
             continue;
         }
+        if (r == PDK_TD_REFUSED && !drained && refused_for_now(&td))
+            continue;
         left++;
         if (r == PDK_TD_REFUSED)
             pdk_fail_reason(&why, PDK_E_REPLACEMENT_DEFERRED, "teardown_refused", "the teardown of %s was refused (%s)", td.id, td.why);
-        if (err != NULL && err->kind == PDK_OK)
+        if (err->kind == PDK_OK)
             pdk_error_move(err, &why);
     }
     free(v.ids);
@@ -441,11 +481,11 @@ int pdk_runtime_shutdown(pdk_runtime *rt, pdk_error *err)
         return rc < 0 ? -1 : 0;
     rc = pdk_threads_stop(rt, &own);
     if (rc == 0) {
-        size_t left = stop_all(rt, &own); /* commands in flight end with their sandboxes */
+        size_t left = stop_all(rt, false, &own); /* commands in flight end with their sandboxes */
         if (left == 0 && !drain(rt, rt->config.stop_timeout))
             rc = pdk_fail(&own, PDK_E_BACKEND_ERROR, 0, "calls are still in flight; shut down again when they have ended");
         else if (left == 0)
-            left = stop_all(rt, &own); /* what a call in flight has left */
+            left = stop_all(rt, true, &own); /* what a call in flight has left */
         if (left > 0)
             rc = pdk_error_become(&own, PDK_E_BACKEND_ERROR, NULL, "%zu sandbox%s could not be stopped; shut down again", left,
                                   left == 1 ? "" : "es");
@@ -503,7 +543,7 @@ void pdk_runtime_free(pdk_runtime *rt)
 
 int pdk_runtime_tick(pdk_runtime *rt, pdk_error *err)
 {
-    if (!rt->config.threads)
+    if (!rt->config.threads && rt->pid == getpid())
         pdk_signals_poll();
     PDK_CALL(rt, err, -1);
     pdk_ns now = pdk_clock_now(rt->clock);
@@ -517,14 +557,17 @@ int pdk_runtime_tick(pdk_runtime *rt, pdk_error *err)
         if (reconcile)
             rt->next_reap = pdk_after(now, pdk_seconds(rt->config.reap_interval));
     }
-    if (renew && pdk_renew(rt, err) < 0)
-        return -1;
-    if (reconcile) {
+    pdk_pass_begin(rt);
+    int rc = renew ? pdk_renew(rt, err) : 0;
+    if (rc == 0 && reconcile) {
         PDK_AUTO_ERROR why = PDK_NO_ERROR;
         if (pdk_reconcile(rt, &why) < 0)
             pdk_emit(rt, PDK_WARN, "reconcile_failed", NULL, NULL, NULL, &why);
     }
-    return pdk_reap(rt, err);
+    if (rc == 0)
+        rc = pdk_reap(rt, err);
+    pdk_pass_end(rt);
+    return rc;
 }
 
 int pdk_runtime_reconcile(pdk_runtime *rt, pdk_error *err)

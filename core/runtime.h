@@ -44,6 +44,15 @@ int pdk_runtime_park(pdk_runtime *rt, const char *id, pdk_error *err);
 /* 1 = confirmed absent, 0 = not now (err->reason "deferred" or "replaced", kind PDK_OK), -1 = error. */
 int pdk_runtime_destroy(pdk_runtime *rt, const char *id, pdk_error *err);
 
+/* records.c: what stores know; these wait for them. */
+/* Appends the lease of an id, whoever has it: { state = "own"|"del", owner = a runtime's id, ours, token }, or nil. */
+int pdk_runtime_lease(pdk_runtime *rt, const char *id, pdk_pack *out, pdk_error *err);
+/* Appends the quarantine records: a list of { sandbox_id, generation, why }. */
+int pdk_runtime_quarantine(pdk_runtime *rt, pdk_pack *out, pdk_error *err);
+/* 1 = nothing is recorded of that id any longer: what was is proven absent, stopped first where it still ran; 0 = not now (kind
+ * PDK_OK, reason "deferred"; or "replaced", as destroy says it), -1 = error. */
+int pdk_runtime_retire(pdk_runtime *rt, const char *id, pdk_error *err);
+
 int pdk_runtime_tick(pdk_runtime *rt, pdk_error *err);
 int pdk_runtime_reconcile(pdk_runtime *rt, pdk_error *err);
 int pdk_runtime_reload(pdk_runtime *rt, pdk_error *err);

@@ -77,7 +77,7 @@ static int allow_some(scmp_filter_ctx ctx)
         if (rc < 0) return rc;
     }
     for (size_t i = 0; i < sizeof PERSONALITIES / sizeof PERSONALITIES[0]; i++) {
-        int rc = seccomp_rule_add(ctx, SCMP_ACT_ALLOW, SCMP_SYS(personality), 1, SCMP_A0(SCMP_CMP_EQ, PERSONALITIES[i]));
+        int rc = seccomp_rule_add(ctx, SCMP_ACT_ALLOW, SCMP_SYS(personality), 1, SCMP_A0(SCMP_CMP_EQ, PERSONALITIES[i], 0));
         if (rc < 0) return rc;
     }
     int rc = seccomp_rule_add(ctx, SCMP_ACT_ALLOW, SCMP_SYS(clone), 1, SCMP_A0(SCMP_CMP_MASKED_EQ, NAMESPACE_FLAGS, 0));
@@ -86,7 +86,7 @@ static int allow_some(scmp_filter_ctx ctx)
     static const int families[][2] = { { 0, AF_ALG - 1 }, { AF_ALG + 1, AF_VSOCK - 1 } };
     for (size_t i = 0; rc == 0 && i < 2; i++)
         for (int f = families[i][0]; rc == 0 && f <= families[i][1]; f++)
-            rc = seccomp_rule_add(ctx, SCMP_ACT_ALLOW, SCMP_SYS(socket), 1, SCMP_A0_32(SCMP_CMP_EQ, (uint32_t)f));
+            rc = seccomp_rule_add(ctx, SCMP_ACT_ALLOW, SCMP_SYS(socket), 1, SCMP_A0_32(SCMP_CMP_EQ, (uint32_t)f, 0));
     return rc;
 }
 

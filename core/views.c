@@ -208,16 +208,43 @@ static void explain_reuse(pdk_runtime *rt, const char *id, const pdk_identity *w
     pdk_kv_cstr(out, m, "message", v.message[0] != '\0' ? v.message : NULL);
 }
 
+/* What a policy answered, but for the values of the environment: they may be secrets, and this is for people and logs. */
+static int hide_environment(const pdk_pack *requirements, pdk_pack *out)
+{
+    size_t cursor = 0;
+    pdk_view k, v, name, value;
+    pdk_mark m = pdk_begin_map(out);
+    while (pdk_view_next(pdk_view_of(requirements), &cursor, &k, &v)) {
+        const char *key = pdk_view_str(k, NULL);
+        if (key == NULL)
+            continue;
+        if (strcmp(key, "env") != 0 || pdk_view_tag(v) != '{') {
+            pdk_kv_view(out, &m, key, v);
+            continue;
+        }
+        pdk_put_cstr(out, key);
+        m.count++;
+        pdk_mark env = pdk_begin_map(out);
+        for (size_t at = 0; pdk_view_next(v, &at, &name, &value);)
+            pdk_kv_cstr(out, &env, pdk_view_str(name, NULL), "(hidden)");
+        pdk_end(out, &env);
+    }
+    pdk_end(out, &m);
+    return out->failed ? -1 : 0;
+}
+
 int pdk_runtime_explain(pdk_runtime *rt, const pdk_identity *who, pdk_view request, pdk_pack *out, pdk_error *err)
 {
     PDK_LOOK(rt, err, -1);
-    PDK_AUTO_PACK requirements = PDK_NO_PACK, mounts = PDK_NO_PACK, ctx = PDK_NO_PACK, sets = PDK_NO_PACK;
+    PDK_AUTO_PACK requirements = PDK_NO_PACK, mounts = PDK_NO_PACK, ctx = PDK_NO_PACK, sets = PDK_NO_PACK, shown = PDK_NO_PACK;
     PDK_AUTO_ERROR why = PDK_NO_ERROR;
     char id[64] = "";
     pdk_mark m = pdk_begin_map(out);
     pdk_put_who(out, &m, who);
     int rc = pdk_policy_resolve(rt->policies, who, request, pdk_view_of(&rt->policy_base), &requirements, &why);
-    put_answer(out, &m, "requirements", rc, &requirements, &why);
+    if (rc == 0 && hide_environment(&requirements, &shown) < 0)
+        return pdk_fail(err, PDK_E_NO_MEMORY, 0, "no memory for the answer");
+    put_answer(out, &m, "requirements", rc, &shown, &why);
     if (rc == 0 && pdk_policy_derive(rt->policies, who, pdk_view_of(&requirements), id, &why) == 0) {
         pdk_kv_cstr(out, &m, "id", id);
         pdk_mark c = pdk_begin_map(&ctx);

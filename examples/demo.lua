@@ -31,6 +31,15 @@ echo $(( ($(date +%s%N) - s) / 10000 ))]]
 -- ---- the transcript ------------------------------------------------------------------------------------------
 
 local step_number, failed = 0, 0
+local times = {} -- in ms, of what the summary compares
+
+--- Calls fn and keeps its time as `name`.
+local function timed(name, fn, ...)
+  local started = paddock.now()
+  local result = fn(...)
+  times[name] = (paddock.now() - started) * 1000
+  return result
+end
 
 --- Runs one step and prints what it did, with its time.
 local function step(title, fn)
@@ -89,7 +98,7 @@ end)
 if not rt then os.exit(1) end
 
 step("acquire a sandbox for alice, thread climate", function()
-  box = rt:acquire(ALICE)
+  box = timed("first acquire", rt.acquire, rt, ALICE)
   expect(box.source == "created", "it should have been created, not " .. box.source)
   return ("sandbox %s\ngeneration %s, %s"):format(box.id, tostring(box.generation), box.source)
 end)
@@ -97,7 +106,8 @@ if not box then os.exit(1) end
 local id, generation = box.id, box.generation
 
 step("run its first command", function()
-  return must(box, "echo \"hello from pid $$, user $(id -u), host $(hostname), $(ls /proc | grep -c '^[0-9]') processes\"")
+  local command = "echo \"hello from pid $$, user $(id -u), host $(hostname), $(ls /proc | grep -c '^[0-9]') processes\""
+  return timed("its first command", must, box, command)
 end)
 
 step("put a real data file in", function()
@@ -112,7 +122,7 @@ step("a shell pipeline: means by decade", function()
 end)
 
 step("a Python script on the same file", function()
-  if box:exec("command -v python3").exit_code ~= 0 then return "there is no python3 here: left out" end
+  if box:exec("python3 -c 'import csv'").exit_code ~= 0 then return "there is no python3 here: left out" end
   box:write("/workspace/trend.py", PYTHON)
   return must(box, "python3 trend.py")
 end)
@@ -140,7 +150,7 @@ step("release: the sandbox is parked, warm", function()
 end)
 
 step("acquire for alice again", function()
-  box = rt:acquire(ALICE)
+  box = timed("warm acquire", rt.acquire, rt, ALICE)
   expect(box.source == "warm", "it should have been reclaimed, not " .. box.source)
   expect(box.id == id and box.generation == generation, "it is another sandbox")
   return "the same sandbox and generation, reclaimed warm"
@@ -151,7 +161,8 @@ step("her files are still there", function()
 end)
 
 step("acquire for bob: he sees none of it", function()
-  local other <close> = rt:acquire(BOB)
+  local other <close> = timed("second cold acquire", rt.acquire, rt, BOB)
+  timed("its first command ", must, other, "true")
   expect(other.id ~= id and other.generation ~= generation, "bob was given alice's sandbox")
   local r = other:exec("cat /workspace/co2.csv")
   expect(r.exit_code ~= 0, "bob can read alice's file")
@@ -160,9 +171,21 @@ step("acquire for bob: he sees none of it", function()
   return ("sandbox %s\nhis /workspace is empty: %s"):format(other.id, r.stderr)
 end)
 
+step("the same short command, 20 times over", function()
+  local all = {}
+  for i = 1, 20 do
+    timed("run `true` (median of 20)", must, box, "true")
+    all[i] = times["run `true` (median of 20)"]
+  end
+  table.sort(all)
+  times["run `true` (median of 20)"] = (all[10] + all[11]) / 2
+  return ("median %.2f ms, the fastest %.2f, the slowest %.2f"):format((all[10] + all[11]) / 2, all[1], all[20])
+end)
+
 step("tear alice's sandbox down", function()
   box:release()
-  local gone, why = rt:destroy(id)
+  local gone, why
+  timed("teardown", function() gone, why = rt:destroy(id) end)
   expect(gone, "it is still there: " .. tostring(why))
   return "stopped, and confirmed absent"
 end)
@@ -173,5 +196,13 @@ step("shut the runtime down (and bob's sandbox with it)", function()
 end)
 
 os.execute("rm -rf '" .. state .. "'")
+if bwrap_us then
+  print(("\n%-30s %9s   %s"):format("", "ms", "times bwrap ... /bin/true"))
+  print(("%-30s %9.2f"):format("bwrap ... /bin/true", bwrap_us / 1000))
+  for _, name in ipairs { "first acquire", "its first command", "second cold acquire", "its first command ", "warm acquire",
+    "run `true` (median of 20)", "teardown" } do
+    if times[name] then print(("%-30s %9.2f   %5.2f"):format(name, times[name], times[name] * 1000 / bwrap_us)) end
+  end
+end
 print(failed == 0 and "\nAll steps did what they should." or ("\n%d steps failed."):format(failed))
 os.exit(failed == 0 and 0 or 1)

@@ -375,18 +375,23 @@ size_t guest_cmd_write(guest_cmd *c, const void *data, size_t len)
 {
     if (c->in.fd < 0 || c->in_close)
         return len; /* the command has closed it: the rest goes nowhere, as in a pipe */
-    size_t room = STDIN_QUEUE - (c->queue_at + c->queued);
-    if (c->queue == NULL && (c->queue = malloc(STDIN_QUEUE)) == NULL)
-        return 0;
-    if (room < len && c->queue_at > 0) {
-        memmove(c->queue, c->queue + c->queue_at, c->queued);
-        c->queue_at = 0;
-        room = STDIN_QUEUE - c->queued;
-    }
-    size_t n = len < room ? len : room;
-    memcpy(c->queue + c->queue_at + c->queued, data, n);
-    c->queued += n;
-    in_flush(c);
+    size_t n = 0;
+    do {
+        if (c->queue == NULL && (c->queue = malloc(STDIN_QUEUE)) == NULL)
+            break;
+        if (c->queue_at > 0) {
+            memmove(c->queue, c->queue + c->queue_at, c->queued);
+            c->queue_at = 0;
+        }
+        size_t room = STDIN_QUEUE - c->queued, piece = len - n < room ? len - n : room;
+        memcpy(c->queue + c->queued, (const char *)data + n, piece);
+        c->queued += piece;
+        n += piece;
+        in_flush(c);
+        if (c->in.fd < 0)
+            return len;
+        /* A reader as quick as we are has taken all of it: then nothing would say later that there is room. */
+    } while (n < len && c->queued == 0);
     if (n < len)
         c->in_full = true;
     return n;

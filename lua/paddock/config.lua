@@ -242,8 +242,20 @@ local function mode(name, value)
   return value
 end
 
+--- Where a mount may be made in a sandbox; the core refuses the same of policies.
+local function mount_target(name, value)
+  path(name, value)
+  if not value:find("^/[^/]") or (value .. "/"):find("/%.?%.?/") then
+    refuse(name, 'must be an absolute path without ".", ".." and "//", and not /')
+  end
+  for _, own in ipairs { "/proc", "/sys", "/dev" } do
+    if value == own or value:sub(1, #own + 1) == own .. "/" then refuse(name, "must not be at or below " .. own) end
+  end
+  return value
+end
+
 local MOUNT = {
-  source = path, target = absolute, read_only = boolean, create = mode, if_exists = boolean, owner_only = boolean,
+  source = absolute, target = mount_target, read_only = boolean, create = mode, if_exists = boolean, owner_only = boolean,
 }
 
 local function mounts(name, value)

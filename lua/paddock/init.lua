@@ -63,7 +63,10 @@ M.now = core.now
 ---@field release fun(self: paddock.Runtime, holder: string)
 ---@field binding fun(self: paddock.Runtime, holder: string): string?
 ---@field park fun(self: paddock.Runtime, id: string)
----@field destroy fun(self: paddock.Runtime, id: string): boolean, string?
+---@field destroy fun(self: paddock.Runtime, id: string): boolean, string?, string?  false, "deferred"|"replaced", what is in the way
+---@field lease fun(self: paddock.Runtime, id: string): { state: "own"|"del", owner: string, ours: boolean, token: integer }?
+---@field quarantine fun(self: paddock.Runtime): { sandbox_id: string, generation: string?, why: string }[]
+---@field retire fun(self: paddock.Runtime, id: string): boolean, string?, string?
 ---@field tick fun(self: paddock.Runtime)
 ---@field dispatch fun(self: paddock.Runtime): integer
 ---@field reconcile fun(self: paddock.Runtime)

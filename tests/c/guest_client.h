@@ -247,7 +247,7 @@ static reply client_read(int fd)
     cb.on_message_complete = reply_complete;
     http_parser_init(&p, HTTP_RESPONSE);
     p.data = &r;
-    static char buf[65536];
+    char buf[65536]; /* several threads of a test may be clients at once */
     while (!r.complete) {
         ssize_t n = recv(fd, buf, sizeof buf, 0);
         if (n < 0)

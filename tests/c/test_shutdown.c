@@ -48,6 +48,44 @@ TEST("an idle checker that does not stop: an error, no teardown begun; the next 
     pdk_free(rt);
 }
 
+static int slow_destroy_of_engine(const char *name, const char *id, const char *detail, double *seconds)
+{
+    (void)id, (void)detail;
+    if (strcmp(name, "destroy") != 0)
+        return 0;
+    atomic_store(&busy, true);
+    *seconds = 0.3;
+    return 1;
+}
+
+static pdk_runtime *destroyer; /* fixed before the thread starts */
+static void *destroy_it(void *arg)
+{
+    PDK_AUTO_ERROR err = PDK_NO_ERROR;
+    pdk_box *box = arg;
+    CHECK_INT(pdk_destroy(destroyer, pdk_box_id(box), &err), 1);
+    return NULL;
+}
+
+TEST("what a call in flight is tearing down is left to it: shutdown waits, and stops nothing twice [P1]")
+{
+    pdk_runtime *rt = destroyer = world_open("reap_interval = 3600,");
+    PDK_AUTO_ERROR err = PDK_NO_ERROR;
+    pdk_box *box = world_acquire(rt, "t", NULL);
+    pdk_thread t;
+    atomic_store(&busy, false);
+    world_hook = slow_destroy_of_engine;
+    CHECK_INT(pdk_thread_start(&t, "destroy", destroy_it, box), 0);
+    while (!atomic_load(&busy))
+        pdk_sleep_ns(1000 * 1000);
+    CHECK_INT(pdk_shutdown(rt, &err), 0);
+    pdk_thread_join(&t);
+    CHECK_INT(atomic_load(&world_destroys), 1);
+    CHECK_INT(atomic_load(&world_closes), 1);
+    pdk_box_free(box);
+    pdk_free(rt);
+}
+
 /* A store whose renewal hangs; all else is the memory store's. */
 static pdk_lease *inner;
 static atomic_bool renewal_hangs;
@@ -123,11 +161,11 @@ TEST("a lease renewal that does not stop: an error that says so, the store stays
 
 /* ---- signals: each in a process of its own ---- */
 
-static volatile sig_atomic_t former_calls, former_signal;
+static atomic_int former_calls, former_signal; /* a thread of paddock calls the handler */
 static void former_handler(int number)
 {
-    former_calls++;
     former_signal = number;
+    former_calls++;
 }
 
 static int fail_stop(const char *name, const char *id, const char *detail, double *seconds)
@@ -210,6 +248,65 @@ static int without_option(void)
     bool fine = now.sa_handler == former_handler;
     world_end(rt);
     return fine ? 7 : 8;
+}
+
+static void former_ends(int number)
+{
+    _exit(number == SIGTERM ? 7 : 8);
+}
+
+/* A child of the host, which gets the signal: its own handler's business, and not the parent's runtime's. */
+static int forked(void)
+{
+    signal(SIGTERM, former_ends);
+    pdk_runtime *rt = world_open("signals = true, reap_interval = 3600,");
+    pdk_box *box = world_acquire(rt, "t", "h");
+    int status = 0;
+    pid_t pid = fork();
+    if (pid == 0) {
+        PDK_AUTO_ERROR err = PDK_NO_ERROR;
+        if (pdk_tick(rt, &err) == 0 || err.kind != PDK_E_CLOSED)
+            _exit(6);
+        kill(getpid(), SIGTERM);
+        pdk_sleep_ns(PDK_NS_PER_S);
+        _exit(9);
+    }
+    bool fine = pid > 0 && waitpid(pid, &status, 0) == pid && WIFEXITED(status) && WEXITSTATUS(status) == 7;
+    pdk_sleep_ns(50 * 1000 * 1000);
+    fine = fine && atomic_load(&world_destroys) == 0;
+    pdk_box_free(box);
+    world_end(rt);
+    return fine ? 7 : 8;
+}
+
+/* Runtimes that come and go while signals arrive: the thread ends each time, and starts again. */
+static int comes_and_goes(void)
+{
+    signal(SIGTERM, former_handler);
+    for (int i = 0; i < 20; i++) {
+        pdk_runtime *rt = world_open("signals = true, reap_interval = 3600,");
+        if (i % 3 == 0)
+            kill(getpid(), SIGTERM);
+        world_end(rt);
+    }
+    pdk_runtime *rt = world_open("signals = true, reap_interval = 3600,");
+    int before = former_calls;
+    kill(getpid(), SIGTERM);
+    for (int i = 0; i < 300 && former_calls == before; i++)
+        pdk_sleep_ns(10 * 1000 * 1000);
+    bool fine = former_calls > before;
+    world_end(rt);
+    return fine ? 7 : 8;
+}
+
+TEST("a forked child has no handler of ours, and a signal to it shuts nothing down [P9]")
+{
+    CHECK_INT(in_child(forked), 7);
+}
+
+TEST("runtimes with signals come and go [P9]")
+{
+    CHECK_INT(in_child(comes_and_goes), 7);
 }
 
 TEST("a signal while shutdown fails: the handler from before ours is called once with it [P8]")

@@ -33,8 +33,10 @@ static const char world_engine[] =
     "  close = function() at('close', info.sandbox_id, info.generation) end } end\n"
     "return M\n";
 
-/* Answers 0, or 1 = sleep *seconds, or -1 = fail. Called on whatever thread calls the engine, with the Lua mutex held. */
-static int (*world_hook)(const char *name, const char *id, const char *detail, double *seconds);
+/* Answers 0, or 1 = sleep *seconds, or -1 = fail. Called on whatever thread calls the engine, with the Lua mutex held; a test may
+ * change it meanwhile, and what it sets before that is seen by the hook. */
+typedef int (*world_hook_fn)(const char *name, const char *id, const char *detail, double *seconds);
+static _Atomic(world_hook_fn) world_hook;
 static atomic_int world_destroys, world_closes, world_lists;
 
 static inline int world_call_hook(lua_State *L)
@@ -47,7 +49,8 @@ static inline int world_call_hook(lua_State *L)
         atomic_fetch_add(&world_closes, 1);
     if (strcmp(name, "list") == 0)
         atomic_fetch_add(&world_lists, 1);
-    int what = world_hook == NULL ? 0 : world_hook(name, lua_tostring(L, 2), lua_tostring(L, 3), &seconds);
+    world_hook_fn fn = atomic_load(&world_hook);
+    int what = fn == NULL ? 0 : fn(name, lua_tostring(L, 2), lua_tostring(L, 3), &seconds);
     if (what == 0)
         return 0;
     lua_pushstring(L, what > 0 ? "sleep" : "fail");

@@ -92,7 +92,7 @@ describe("ownership", function()
   it("that is lost while the epoch has moved drops nothing [O5, B039]", function()
     local box = rt:acquire(ALICE)
     box:release()
-    world.on["lease.renew"] = function(_, this, id)
+    world.on["lease.renew"] = function(_, _, id)
       world.on["lease.renew"] = nil
       world.leases[id] = { owner = "peer", state = "own", token = 500 }
       local mine = rt:get(id)

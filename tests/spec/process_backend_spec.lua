@@ -9,6 +9,9 @@ local records = require "paddock.process.record"
 local proc = io_.proc
 
 local ROOT = proc.self().uid == 0
+-- A sanitizer has to be in the interpreter, in that of other processes too; their leaks are not what is tested here, and
+-- looking for them now and then ends a process that is about to exit.
+local LUA = "ASAN_OPTIONS=$ASAN_OPTIONS:detect_leaks=0 " .. (os.getenv("LUA") or "lua5.4")
 local works, why_not = pcall(process.find_bwrap)
 if works then works, why_not = pcall(process.find_guest, os.getenv("PADDOCK_GUEST")) end
 
@@ -42,6 +45,9 @@ local function processes_of(id)
   return (sh(("ps -e -o uid= -o stat= -o args= | awk '$1 == %d && $2 !~ /Z/'"):format(uid)))
 end
 
+-- As root each id has a uid of its own: another run of these tests at the same time must not be taken for this one.
+local ID = "box-" .. (io_.random(6):gsub(".", function(c) return ("%02x"):format(c:byte()) end))
+
 local function files_in(folder) return (sh(("ls -A %s 2>/dev/null"):format(folder))) end
 
 -- What another process does with the same state directory: a script that reads lines of commands and answers each.
@@ -63,7 +69,7 @@ describe("process backend", function()
   end
   local function create(spec)
     spec = spec or {}
-    spec.sandbox_id = spec.sandbox_id or "box"
+    spec.sandbox_id = spec.sandbox_id or ID
     spec.identity = spec.identity or { user = "alice", thread = "t1" }
     local info = backend:create(spec)
     made[#made + 1] = info
@@ -88,8 +94,8 @@ describe("process backend", function()
   end
   --- Starts another process with `script`; it can use backend, records, json.
   local function other(script, wrapper)
-    write_file(dir .. "/other.lua", OTHER .. script)
-    return assert(io.popen(("%s lua5.4 %s/other.lua %s/state 2>&1"):format(wrapper or "", dir, dir), "r"))
+    write_file(dir .. "/other.lua", OTHER .. ("local ID = %q\n"):format(ID) .. script)
+    return assert(io.popen(("%s env " .. LUA .. " %s/other.lua %s/state 2>&1"):format(wrapper or "", dir, dir), "r"))
   end
 
   before_each(function()
@@ -131,13 +137,14 @@ describe("process backend", function()
     it("explain what to set when namespaces are not allowed, and leave nothing", function()
       write_file(dir .. "/bwrap", "#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2\nexit 1\n")
       sh(("chmod 755 %s %s/bwrap"):format(dir, dir))
+      local other_place = "/var/tmp/" .. ID          -- as root the child sees its own /tmp
       if ROOT then
-        sh("mkdir -p /var/tmp/pdk-spec && cp " .. dir .. "/bwrap /var/tmp/pdk-spec/bwrap && chmod -R 755 /var/tmp/pdk-spec")
+        sh(("mkdir -p %s && cp %s/bwrap %s/bwrap && chmod -R 755 %s"):format(other_place, dir, other_place, other_place))
       end
-      backend = new(nil, { bwrap = ROOT and "/var/tmp/pdk-spec/bwrap" or dir .. "/bwrap" })
+      backend = new(nil, { bwrap = ROOT and other_place .. "/bwrap" or dir .. "/bwrap" })
       if not works then return pending(tostring(why_not)) end
       local err, message = raised("backend_error", create)
-      sh("rm -rf /var/tmp/pdk-spec")
+      sh("rm -rf " .. other_place)
       assert.equal("no_namespaces", err.reason)
       assert.is_truthy(message:find("max_user_namespaces", 1, true))
     end)
@@ -151,15 +158,15 @@ describe("process backend", function()
   describe("a sandbox", function()
     it("answers when it is made, and says what holds it", function()
       local info = create { labels = { a = "b" } }
-      assert.equal("box", info.sandbox_id)
+      assert.equal(ID, info.sandbox_id)
       assert.is_truthy(info.generation:find("^%x+$"))
       assert.equal("0", info.token)
       assert.same({ user = "alice", thread = "t1" }, info.identity)
       assert.equal("none", info.attestation.network)
       assert.is_true(backend:ready(info, 1))
       assert.is_true(backend:alive(info))
-      assert.equal(info.generation, backend:inspect("box").generation)
-      assert.equal(info.generation, backend:discover("box").generation)
+      assert.equal(info.generation, backend:inspect(ID).generation)
+      assert.equal(info.generation, backend:discover(ID).generation)
       assert.equal(info.generation, backend:list()[1].generation)
     end)
 
@@ -326,14 +333,14 @@ describe("process backend", function()
     it("takes everything that ran inside, also what left its session", function()
       local info = create()
       run(info, "setsid sleep 300 & (setsid sh -c 'sleep 301 &' &); sleep 0.2")
-      if ROOT then assert.is_truthy(processes_of("box"):find("sleep 301", 1, true)) end
+      if ROOT then assert.is_truthy(processes_of(ID):find("sleep 301", 1, true)) end
       backend:destroy(info)
       assert.is_false(backend:alive(info))
-      assert.is_nil(backend:inspect("box", info))
-      assert.is_nil(backend:discover("box"))
-      if ROOT then assert.equal("", processes_of("box")) end
-      backend:finish("box", info)
-      backend:finish("box", info)               -- a second time changes nothing
+      assert.is_nil(backend:inspect(ID, info))
+      assert.is_nil(backend:discover(ID))
+      if ROOT then assert.equal("", processes_of(ID)) end
+      backend:finish(ID, info)
+      backend:finish(ID, info)               -- a second time changes nothing
       assert.is_true(backend:destroy(info))     -- nor does this
       assert.same({}, backend:list())
     end)
@@ -344,12 +351,12 @@ describe("process backend", function()
       assert.not_equal(first.generation, second.generation)
       remove(first)
       assert.is_true(backend:alive(second))
-      assert.equal(second.generation, backend:discover("box").generation)
+      assert.equal(second.generation, backend:discover(ID).generation)
     end)
 
     it("does not clean up what still lives", function()
       local info = create()
-      raised("backend_error", function() backend:finish("box", info) end)
+      raised("backend_error", function() backend:finish(ID, info) end)
       assert.is_true(backend:alive(info))
     end)
 
@@ -385,7 +392,7 @@ describe("process backend", function()
       local info = create()
       backend:disown(info)
       local out = other([[
-        local found = backend:discover("box")
+        local found = backend:discover(ID)
         local client = backend:connect(found, { token = "5" })
         client:fence("5")
         print(found.generation, client:exec { plane = "bash", command = "echo from afar" }.stdout)
@@ -393,20 +400,20 @@ describe("process backend", function()
       assert.equal(info.generation .. "\tfrom afar\n\n", out)
       local err = raised("lost", run, info, "true")               -- its token was smaller
       assert.equal("stale_token", err.reason)
-      assert.equal("5", backend:inspect("box").token)
+      assert.equal("5", backend:inspect(ID).token)
     end)
 
     it("keeps a sandbox that it holds, and gives it up when it ends", function()
       local info = create()
       backend:disown(info)
       local pipe = other([[
-        local client = backend:connect(backend:discover("box"), { token = "1" })
+        local client = backend:connect(backend:discover(ID), { token = "1" })
         print("held by", require("paddock.io").proc.self().pid)
         io.stdout:flush()
         while not io.open(arg[1] .. "/../go") do require("paddock.io").sleep(0.01) end
         os.exit(0, false)]])
       local pid = pipe:read("l"):match("%d+")
-      assert.is_true(backend:inspect("box").held)
+      assert.is_true(backend:inspect(ID).held)
       local err, message = raised("replacement_deferred", function() backend:destroy(info) end)
       assert.equal("holders", err.reason)
       assert.is_truthy(message:find(pid, 1, true))
@@ -420,9 +427,9 @@ describe("process backend", function()
     it("may end one that is owned but not held; then nobody else can begin to hold it", function()
       local info = create()
       local out = other([[
-        local info = backend:inspect("box")
+        local info = backend:inspect(ID)
         print(info.owner.runtime_id, backend:destroy(info), backend:alive(info))
-        backend:finish("box", info)]]):read("a")
+        backend:finish(ID, info)]]):read("a")
       assert.equal("spec\ttrue\tfalse\n", out)
       assert.is_false(backend:alive(info))
       local err = raised("backend_error", run, info, "true")
@@ -437,7 +444,7 @@ describe("process backend", function()
           io.stdout:flush()
           os.execute("kill -9 " .. require("paddock.io").proc.self().pid)
         end
-        backend:create { sandbox_id = "cut", identity = { user = "u" }, limits = { pids = 50 } }]]):read("a")
+        backend:create { sandbox_id = ID .. "-cut", identity = { user = "u" }, limits = { pids = 50 } }]]):read("a")
       local generation = out:match("generation%s+(%x+)")
       assert.is_truthy(generation, out)
       assert.is_truthy(files_in(dir .. "/state/sandboxes"):find(generation, 1, true))
@@ -447,7 +454,7 @@ describe("process backend", function()
         assert.same({}, backend:list())
       until files_in(dir .. "/state/sandboxes") == "" or io_.now() > deadline
       assert.equal("", files_in(dir .. "/state/sandboxes") .. files_in(dir .. "/state/sockets"))
-      if ROOT then assert.equal("", processes_of("cut")) end
+      if ROOT then assert.equal("", processes_of(ID .. "-cut")) end
       assert.is_false(proc.access("/sys/fs/cgroup/pids/paddock/" .. generation))
     end)
 
@@ -459,7 +466,7 @@ describe("process backend", function()
           publish(self, ...)
           os.execute("kill -9 " .. require("paddock.io").proc.self().pid)
         end
-        backend:create { sandbox_id = "cut", identity = { user = "u" } }]]):read("a")
+        backend:create { sandbox_id = ID .. "-cut", identity = { user = "u" } }]]):read("a")
       local deadline = io_.now() + 5
       repeat
         io_.sleep(0.01)
@@ -469,8 +476,8 @@ describe("process backend", function()
     end)
 
     it("that ends lets its sandbox go on: it is found and taken over", function()
-      local out = other([[print(backend:create { sandbox_id = "box", identity = { user = "u", thread = "t" } }.generation)]]):read("l")
-      local info = backend:discover("box")
+      local out = other([[print(backend:create { sandbox_id = ID, identity = { user = "u", thread = "t" } }.generation)]]):read("l")
+      local info = backend:discover(ID)
       made[#made + 1] = info
       assert.equal(out, info.generation)
       assert.equal("spec", info.owner.runtime_id)
@@ -483,14 +490,14 @@ describe("process backend", function()
       if select(2, sh(nobody .. " test -r " .. core_path)) ~= 0 then return pending("this tree cannot be read by other users") end
       sh(("chmod 755 %s && mkdir %s/state && chown -R 65534 %s/state"):format(dir, dir, dir))
       local out = other([[
-        local info = backend:create { sandbox_id = "box", identity = { user = "u" }, limits = { pids = 30, memory = 1 << 28 },
+        local info = backend:create { sandbox_id = ID, identity = { user = "u" }, limits = { pids = 30, memory = 1 << 28 },
           mounts = { { source = arg[1], target = "/mnt/state", read_only = true } } }
         local client = backend:connect(info, { token = "1" })
         client:fence("1")
         print(client:exec { plane = "bash", command = "id -u; ls /mnt/state" }.stdout, json.encode(info.attestation.limits))
         client:close()
         backend:destroy(info)
-        backend:finish("box", info)]], nobody):read("a")
+        backend:finish(ID, info)]], nobody):read("a")
       assert.equal('1000\nsandboxes\nsockets\n\t{"cpus":"none","memory":"rlimit","pids":"rlimit"}\n', out)
     end)
   end)
@@ -503,7 +510,7 @@ describe("process backend", function()
       backend:disown(info)
       sh("kill -9 " .. math.tointeger(record.pid))
       io_.sleep(0.1)
-      local name = ("%s/state/sandboxes/box.%s.json"):format(dir, info.generation)
+      local name = ("%s/state/sandboxes/%s.%s.json"):format(dir, ID, info.generation)
       edit(record)
       write_file(name, io_.json.encode(record))
       return info, name
@@ -514,19 +521,19 @@ describe("process backend", function()
       local info = leave_record(function(record) record.pid, record.start = mine.pid, mine.start - 1 end)
       assert.is_false(backend:alive(info))
       assert.is_true(backend:destroy(info))
-      assert.is_nil(backend:discover("box"))
+      assert.is_nil(backend:discover(ID))
     end)
 
     it("of an earlier boot is absent, of another pid namespace unknown", function()
       local info = leave_record(function(record) record.boot = "another" end)
       assert.is_false(backend:alive(info))
-      backend:finish("box", info)
+      backend:finish(ID, info)
       local name
       info, name = leave_record(function(record) record.pid_ns = 1 end)
       local err, message = raised("backend_error", function() backend:alive(info) end)
       assert.equal("unknown_place", err.reason)
       assert.is_truthy(message:find(name, 1, true))
-      raised("backend_error", function() backend:finish("box", info) end)
+      raised("backend_error", function() backend:finish(ID, info) end)
       assert.equal(info.generation, backend:list()[1].generation)   -- shown, and kept
       os.remove(name)
       os.remove(("%s/state/sockets/%s"):format(dir, info.generation))
@@ -539,7 +546,7 @@ describe("process backend", function()
     it("that is garbage is absent once its lock is free, and tidied up", function()
       local _, name = leave_record(function() end)
       write_file(name, "{ not json")
-      assert.is_nil(backend:discover("box"))
+      assert.is_nil(backend:discover(ID))
       assert.same({}, backend:list())
       assert.equal("", files_in(dir .. "/state/sandboxes"))
     end)
@@ -567,13 +574,13 @@ describe("process backend", function()
       sh(("mkdir %s/state"):format(dir))
       for inodes, what in pairs { [2] = "create the directory", [3] = "create the record", [4] = "make the socket" } do
         local out = other([[
-          local done, err = pcall(backend.create, backend, { sandbox_id = "full", identity = { user = "u" } })
+          local done, err = pcall(backend.create, backend, { sandbox_id = ID .. "-full", identity = { user = "u" } })
           print(done, err.kind, err.reason, err.message)
           os.execute("ls -A " .. arg[1] .. "/sandboxes " .. arg[1] .. "/sockets | grep -v : | wc -w")]],
           ("unshare -m sh -c 'mount -t tmpfs -o nr_inodes=%d none %s/state && exec \"$@\"' --"):format(inodes, dir)):read("a")
         assert.is_truthy(out:find("false\tio_error\tENOSPC\tcannot " .. what .. " " .. dir .. "/state/s", 1, true), out)
         assert.is_truthy(out:find("\n0\n", 1, true), out)
-        assert.equal("", processes_of("full"))
+        assert.equal("", processes_of(ID .. "-full"))
       end
     end)
   end)
@@ -621,6 +628,7 @@ describe("process backend", function()
       os.execute(("(sleep 0.3; kill -9 %d) &"):format(pid))
       local r = run(info, "sleep 20")
       assert.same({ "unknown", "response" }, { r.outcome, r.reason })
+      backend:destroy(info)                       -- only waits: until then its socket may still take a connection
       assert.equal("connect", raised("backend_error", run, info, "true").reason)
     end)
 
@@ -644,8 +652,8 @@ describe("process backend", function()
       assert.equal("completed", client:exec({ plane = "bash", command = "true" }).outcome)
       judge:doom("10", "11")
       assert.equal("doomed", raised("lost", client.exec, client, { plane = "bash", command = "true" }).reason)
-      assert.is_true(backend:inspect("box", info).doomed)
-      assert.is_nil(backend:discover("box"))
+      assert.is_true(backend:inspect(ID, info).doomed)
+      assert.is_nil(backend:discover(ID))
       client:close()
     end)
   end)
@@ -658,7 +666,7 @@ describe("process backend", function()
         print(info.sandbox_id, #backend:list() > 0)
         backend:destroy(info)
         backend:finish(info.sandbox_id, info)]]):format(i))
-      pipes[i] = assert(io.popen(("lua5.4 %s/n%d.lua %s/state 2>&1"):format(dir, i, dir), "r"))
+      pipes[i] = assert(io.popen((LUA .. " %s/n%d.lua %s/state 2>&1"):format(dir, i, dir), "r"))
     end
     for i, pipe in ipairs(pipes) do
       assert.equal(("many%d\ttrue\n"):format(i), pipe:read("a"))
@@ -668,7 +676,7 @@ describe("process backend", function()
 
   it("keeps the records' bytes apart: alive, held, owned", function()
     local info = create()
-    local fd <close> = assert(proc.open(("%s/state/sandboxes/box.%s.json"):format(dir, info.generation), "w"))
+    local fd <close> = assert(proc.open(("%s/state/sandboxes/%s.%s.json"):format(dir, ID, info.generation), "w"))
     assert.is_true(fd:locked("w", records.ALIVE))
     assert.is_false(fd:locked("w", records.HELD))
     assert.is_true(fd:locked("w", records.OWNED))

@@ -135,7 +135,7 @@ describe("quarantine", function()
         end
         world.on.alive = function() return true end
         world.on.ready = function() return true end
-        world.on.connect = function(_, this, info, opts)
+        world.on.connect = function(_, _, _, opts)
           return world:_client({ sandbox_id = id, generation = world:container(id).generation }, opts)
         end
       end

@@ -464,6 +464,15 @@ function World:_journal()
       if generation == nil or next(records) == nil then self.records[id] = nil end
     end,
   }
+  function methods.list()
+    local list = {}
+    for id, records in pairs(self.records) do
+      for generation, why in pairs(records) do
+        list[#list + 1] = { sandbox_id = id, generation = generation ~= "?" and generation or nil, why = why }
+      end
+    end
+    return list
+  end
   local store = {}
   for name, fn in pairs(methods) do store[name] = self:_method("journal." .. name, function(_, id) return id end, fn) end
   return store

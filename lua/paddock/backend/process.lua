@@ -70,7 +70,6 @@ function M.new(options, runtime)
     capabilities = { mounts = true, pause = false, snapshot = false, limits = true, fenced = true },
     options = check_options(options), runtime = runtime, me = proc.self(),
     grips = {},       -- by generation: this process's record with its locks
-    children = {},    -- by generation: bubblewrap, to be reaped
     answered = {},    -- by generation: the guest has answered once
   }, Backend)
 end
@@ -254,7 +253,7 @@ function Backend:_launch(spec, record, listen, limits, undo, stderr)
   local fixed, id = self:_fixed(), record.id
   local uid = fixed.root and proc.sandbox_uid(id) or nil
   local box <close> = jail.build {
-    root = fixed.root, system = fixed.system, cover = fixed.cover, rootfs = self:_rootfs(spec.image),
+    uid = uid, system = fixed.system, cover = fixed.cover, rootfs = self:_rootfs(spec.image),
     guest = self:_open_guest(fixed.guest), workspace = self:_workspace(id, uid),
     mounts = spec.mounts or {}, mount_roots = self.runtime.mount_roots,
     sizes = { workspace = self.options.workspace_size, tmp = self.options.tmp_size, shm = self.options.shm_size },
@@ -278,7 +277,7 @@ function Backend:_launch(spec, record, listen, limits, undo, stderr)
   undo:add(function() start:close() end)
   local child = proc.spawn(spawn)
   undo:add(function()
-    child:signal(SIGKILL)
+    child:kill()             -- with the process that it may have cloned: that would wait for it forever
     child:wait(1)
   end)
   -- From here on only the guest holds its lock and its socket; a copy of ours would prove a life that is over.
@@ -325,8 +324,10 @@ function Backend:create(spec)
   local child, pid, start, uid = self:_launch(spec, record, listen, limits, undo, stderr)
   if limits.events then limits.events:close() end
   local started = proc.start_of(pid)
-  local failed = started and limits:apply(pid, self.fixed.root)
-  if not started then start_failed(stderr, child) end
+  local guest = started and proc.pidfd(pid, started)
+  if not guest then start_failed(stderr, child) end
+  undo:add(function() proc.kill(guest, SIGKILL) end)
+  local failed = limits:apply(pid, self.fixed.root)
   if failed then errors.raise("backend_error", "cannot limit sandbox " .. record.id .. ": " .. failed, { reason = "limits" }) end
   store:publish(record, {
     version = 1, sandbox_id = record.id, generation = generation, created_at = os.time(), identity = spec.identity,
@@ -340,8 +341,8 @@ function Backend:create(spec)
   assert(start:write("g"))
   local state = self:_first_answer(record, child, stderr)
   undo:keep()
-  start:close()
-  self.grips[generation], self.children[generation] = record, child
+  close_all(start, guest, child, stderr)
+  self.grips[generation] = record
   return self:_info(record, state)
 end
 
@@ -390,7 +391,7 @@ function Backend:_info(record, state)
   return {
     sandbox_id = record.id, url = "http://sandbox", unix = self:_store():socket_path(record.generation),
     generation = record.generation, token = state and state.token and tostring(state.token) or nil,
-    name = "paddock-" .. record.id, created_at = math.tointeger(data.created_at) or 0, identity = data.identity,
+    name = "paddock-" .. record.id, created_at = data.created_at or 0, identity = data.identity,
     owner = data.owner, held = record.clients > 0 or held_elsewhere(record), attestation = data.attestation or {},
     labels = data.labels, doomed = state and state.doomed == true or nil,
   }
@@ -611,7 +612,14 @@ end
 
 function Backend:_stop(grip, deadline)
   local data, store = grip.data, self:_store()
+  if not data.pid then
+    errors.raise("backend_error", ("sandbox %s lives, but its record is damaged and does not say which process it is: find and "
+      .. "end its paddock-guest"):format(grip.id), { reason = "damaged_record" })
+  end
   local pidfd <close> = proc.pidfd(data.pid, data.start)
+  local _, _, parent = proc.start_of(data.pid)
+  local parent_start = pidfd and parent and parent > 1 and proc.start_of(parent)
+  local outer <close> = parent_start and proc.pidfd(parent, parent_start) or nil
   -- The guest's lock is asked again after its process is pinned: then it is this guest that the descriptor names.
   if pidfd and grip.fd:locked("w", records.ALIVE) then
     local sent, message = proc.kill(pidfd, SIGKILL)
@@ -619,6 +627,8 @@ function Backend:_stop(grip, deadline)
       errors.raise("backend_error", ("cannot end sandbox %s: %s"):format(grip.id, message), { reason = "signal" })
     end
     pidfd:ended(math.max(0, deadline - io.now()))
+    -- bubblewrap's own process waits for it and ends by itself.
+    if outer then outer:ended(math.min(1, math.max(0, deadline - io.now()))) end
   end
   local pause = 0.0005
   while store:state(grip) ~= "absent" do
@@ -646,12 +656,9 @@ function Backend:finish(id, info)
 end
 
 function Backend:_clean(id, generation, grip)
-  local child = self.children[generation]
-  if child then child:wait(1) end
-  local left = cgroup.remove(grip and grip.data.groups or self:_groups_of(generation))
+  local left = cgroup.remove(grip and grip.data.groups or self:_groups_of(generation)) -- a damaged record may name none
   if left then errors.raise("io_error", "cannot remove the control group " .. left, { sandbox_id = id }) end
   self:_store():remove(id, generation)
-  self.children[generation] = nil
   self:_let_go(generation)
 end
 
@@ -659,7 +666,6 @@ end
 ---@param info table
 function Backend:disown(info)
   local generation = generation_of(info, "disown")
-  self.children[generation] = nil
   self:_let_go(generation)
 end
 

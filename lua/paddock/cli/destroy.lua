@@ -16,28 +16,35 @@ local M = {
   notes = "An ID may be its first characters, at least four. Exit code 75: somebody holds it or is at work on it.",
 }
 
-local REASONS = {
-  deferred = "somebody holds it or is at work on it; try again later",
-  replaced = "another generation has taken its place meanwhile",
+local REPLACED = "another generation has taken its place meanwhile"
+-- What stands in the way, as the core says it.
+local IN_THE_WAY = {
+  holders = "%s uses it", peer = "%s has its lease", used = "%s took it into use meanwhile",
+  taken = "%s took it over meanwhile", reserved = "%s is taking it down",
 }
 
---- One sandbox: { sandbox_id, destroyed, reason, message } and the exit code.
+--- One sandbox: { sandbox_id, destroyed, reason, message, lease, quarantined } and the exit code.
 ---@param one paddock.cli.Known?   what is known of it
 local function destroy(rt, id, one)
+  local result = { sandbox_id = id, destroyed = false, reason = "deferred", lease = one and one.lease,
+    quarantined = one and one.quarantined }
+  local whose = one and world.whose(one) or "another process"
   if one and one.held then -- seen from outside: no step of a teardown is begun for it
-    local by = one.owner_pid and ("process %d"):format(one.owner_pid) or "another process"
-    return { sandbox_id = id, destroyed = false, reason = "deferred", message = by .. " uses it; try again later" },
-      status.DEFERRED
+    result.message = whose .. " uses it; try again later"
+    return result, status.DEFERRED
   end
-  local ok, done, reason = pcall(rt.destroy, rt, id)
+  local ok, done, reason, way = pcall(rt.destroy, rt, id)
   if not ok then
     local err = done
-    return { sandbox_id = id, destroyed = false, reason = type(err) == "table" and err.kind or "internal",
-      message = status.line(err) }, status.of_error(err)
+    result.reason, result.message = type(err) == "table" and err.kind or "internal", status.line(err)
+    return result, status.of_error(err)
   end
   if done then return { sandbox_id = id, destroyed = true }, status.OK end
-  reason = reason or "deferred"
-  return { sandbox_id = id, destroyed = false, reason = reason, message = REASONS[reason] or reason }, status.DEFERRED
+  result.reason = reason or "deferred"
+  local text = IN_THE_WAY[way]
+  result.message = reason == "replaced" and REPLACED or (text and text:format(whose) or way or "somebody is at work on it")
+    .. "; try again later"
+  return result, status.DEFERRED
 end
 
 function M.run(ctx, options, operands)
@@ -46,9 +53,9 @@ function M.run(ctx, options, operands)
   local config = world.one_shot(world.config(options))
   local rt = world.open(ctx, options, config)
   local known, by_id = {}, {}
-  for i, one in ipairs(world.known(config)) do
-    known[i], by_id[one.sandbox_id] = one.sandbox_id, one
-  end
+  local found = world.known(config)
+  world.add_facts(ctx, rt, config, found)
+  for i, one in ipairs(found) do known[i], by_id[one.sandbox_id] = one.sandbox_id, one end
   local ids = options.all and known or operands
   local results, code = render.list {}, status.OK
   for i, word in ipairs(ids) do

@@ -12,7 +12,8 @@ local M = {
   },
   notes = [[
 What an interrupted creation or teardown left is removed; a sandbox that no process owns is taken down once nobody has
-used it for longer than the option idle_timeout. What somebody holds or keeps warm is left alone.]],
+used it for longer than the option idle_timeout. What somebody holds, keeps warm or has a lease on is left alone, and why
+is said. Quarantine records are retired once what they name is proven gone.]],
 }
 
 local function ids_of(known)
@@ -21,11 +22,55 @@ local function ids_of(known)
   return ids
 end
 
+--- Records whose generation may be gone: each is retired once that is proven. What is in use meanwhile is left.
+local function retire(ctx, rt)
+  local seen = {}
+  for _, record in ipairs(rt:quarantine()) do
+    if not seen[record.sandbox_id] then
+      seen[record.sandbox_id] = true
+      local ok, why = pcall(rt.retire, rt, record.sandbox_id)
+      if not ok then
+        ctx.warn(("%s stays quarantined: %s"):format(render.plain(record.sandbox_id), status.line(why)))
+      end
+    end
+  end
+end
+
+--- Why it was left, for a person.
+local function reason(one)
+  if one.held then return "held by " .. world.whose(one) end
+  if one.state == "ending" then return "being taken down by " .. world.whose(one) end
+  if one.lease then return "leased by " .. world.whose(one) end
+  if one.owner_pid then return "kept by " .. world.whose(one) end
+  return "not idle for long enough"
+end
+
+local function report(ctx, options, before, after)
+  local gone, left, still = render.list {}, render.list {}, ids_of(after)
+  for key, id in pairs(before) do
+    if not still[key] then gone[#gone + 1] = id end
+  end
+  table.sort(gone)
+  for i, one in ipairs(after) do
+    left[i] = { sandbox_id = one.sandbox_id, generation = one.generation, state = one.state, owner_pid = one.owner_pid,
+      lease = one.lease, quarantined = one.quarantined, reason = reason(one) }
+  end
+  if options.json then
+    ctx.out(render.json { gone = gone, kept = #left, left = left })
+    return
+  end
+  for _, id in ipairs(gone) do ctx.out(render.plain(id) .. "\n") end
+  for _, one in ipairs(left) do
+    ctx.out(("left: %s (%s%s)\n"):format(render.plain(one.sandbox_id), render.plain(one.reason),
+      one.quarantined and "; quarantined: " .. render.plain(one.quarantined) or ""))
+  end
+  ctx.out(("%d taken down, %d left\n"):format(#gone, #left))
+end
+
 function M.run(ctx, options)
   local config = world.one_shot(world.config(options))
   local rt = world.open(ctx, options, config)
   local known = world.known(config)
-  local before = ids_of(known)
   rt:reconcile()
   rt:tick()
   -- A runtime counts idleness from when it adopted a sandbox, that is, from now; the sandbox itself knows better.
@@ -36,19 +81,10 @@ function M.run(ctx, options)
       if not ok then ctx.warn(("%s was not taken down: %s"):format(one.sandbox_id, status.line(why))) end
     end
   end
-  local after = ids_of(world.known(config))
-  local gone, kept = render.list {}, 0
-  for key, id in pairs(before) do
-    if not after[key] then gone[#gone + 1] = id end
-  end
-  for _ in pairs(after) do kept = kept + 1 end
-  table.sort(gone)
-  if options.json then
-    ctx.out(render.json { gone = gone, kept = kept })
-  else
-    for _, id in ipairs(gone) do ctx.out(render.plain(id) .. "\n") end
-    ctx.out(("%d taken down, %d left\n"):format(#gone, kept))
-  end
+  retire(ctx, rt)
+  local after = world.known(config)
+  world.add_facts(ctx, rt, config, after)
+  report(ctx, options, ids_of(known), after)
   return status.OK
 end
 

@@ -4,7 +4,7 @@ local args = require "paddock.cli.args"
 local native = require "paddock.cli.native"
 local status = require "paddock.cli.status"
 
-local NAMES = { "exec", "repl", "ps", "destroy", "gc", "policy", "doctor", "version" }
+local NAMES = { "exec", "repl", "ps", "destroy", "gc", "quarantine", "policy", "doctor", "version" }
 
 local VERSION = {
   name = "version", usage = "version", summary = "Prints the version.", options = {},
@@ -24,9 +24,9 @@ end
 local function overview()
   local lines = { "usage: paddock COMMAND [OPTIONS]", "" }
   for _, name in ipairs(NAMES) do
-    lines[#lines + 1] = ("  %-9s %s"):format(name, command_named(name).summary:match("^[^\n]*"))
+    lines[#lines + 1] = ("  %-10s %s"):format(name, command_named(name).summary:match("^[^\n]*"))
   end
-  lines[#lines + 1] = "  help      This text; `paddock COMMAND --help` tells more."
+  lines[#lines + 1] = "  help       This text; `paddock COMMAND --help` tells more."
   lines[#lines + 1] = "\nExit codes: 0 done; for exec the command's own, 124 at its time limit, 128+n for signal n, 70 when nobody"
   lines[#lines + 1] = "knows whether it ran; 64 usage; 69 backend unavailable; 70 internal; 75 not now, try again; 78 configuration"
   lines[#lines + 1] = "or policy error."

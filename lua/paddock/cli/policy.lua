@@ -142,40 +142,16 @@ function M.explain(ctx, options)
   return status.OK
 end
 
---- The runtimes that a state directory records, as { pid, start_time, signals }.
-local function recorded(state_dir)
-  local cjson, proc = require "cjson", require("paddock.io").proc
-  local folder = state_dir .. "/runtimes"
-  local directory = proc.open(folder, "rd")
-  local out = {}
-  for _, name in ipairs(directory and proc.names(directory) or {}) do
-    if name:find("%.json$") then
-      local file = io.open(folder .. "/" .. name, "rb")
-      local parsed, record = pcall(cjson.decode, file and file:read(65536) or "")
-      if file then file:close() end
-      if parsed and type(record) == "table" and (math.tointeger(record.pid) or 0) > 0 and math.tointeger(record.start_time) then
-        out[#out + 1] = {
-          pid = math.tointeger(record.pid), start_time = math.tointeger(record.start_time), signals = record.signals == true,
-        }
-      end
-    end
-  end
-  return out
-end
-
 function M.reload(ctx, options)
   local told, failed = render.list {}, render.list {}
-  local start_of = require("paddock.io").proc.start_of
-  for _, runtime in ipairs(recorded(world.normalized(world.config(options)).state_dir)) do
-    if start_of(runtime.pid) == runtime.start_time then -- else it has ended, and left its record
-      local ok, why
-      if runtime.signals then
-        ok, why = native.hangup(runtime.pid, runtime.start_time)
-      else
-        why = "its host has not asked for signals (option signals), and HUP would end it"
-      end
-      table.insert(ok and told or failed, ok and runtime.pid or { pid = runtime.pid, reason = why })
+  for _, runtime in ipairs(world.runtimes(world.normalized(world.config(options)).state_dir)) do
+    local ok, why
+    if runtime.signals then
+      ok, why = native.hangup(runtime.pid, runtime.start_time)
+    else
+      why = "its host has not asked for signals (option signals), and HUP would end it"
     end
+    table.insert(ok and told or failed, ok and runtime.pid or { pid = runtime.pid, reason = why })
   end
   if options.json then
     ctx.out(render.json { told = told, failed = failed })

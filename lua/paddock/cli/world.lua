@@ -87,11 +87,41 @@ local function idle_of(info)
   return ok and type(said) == "table" and tonumber(said.idle_seconds) or nil
 end
 
+--- The runtimes of a state directory that run.
+---@param state_dir string
+---@return { id: string, pid: integer, start_time: integer, signals: boolean }[]
+function M.runtimes(state_dir)
+  local cjson, proc = require "cjson", require("paddock.io").proc
+  local folder = state_dir .. "/runtimes"
+  local directory <close> = proc.open(folder, "rd")
+  local out = {}
+  for _, name in ipairs(directory and proc.names(directory) or {}) do
+    if name:find("%.json$") then
+      local file <close> = io.open(folder .. "/" .. name, "rb")
+      local parsed, record = pcall(cjson.decode, file and file:read(65536) or "")
+      local pid = parsed and type(record) == "table" and math.tointeger(record.pid) or 0
+      local start = pid > 0 and math.tointeger(record.start_time)
+      if start and proc.start_of(pid) == start then -- else it has ended, and left its record
+        out[#out + 1] = { id = tostring(record.runtime), pid = pid, start_time = start, signals = record.signals == true }
+      end
+    end
+  end
+  return out
+end
+
+---@class paddock.cli.Lease
+---@field state "own"|"del"     del: it is being taken down
+---@field owner string          a runtime's id
+---@field owner_pid integer?    where it runs on this machine, in this state directory
+---@field token string          decimal
+
 ---@class paddock.cli.Known
 ---@field sandbox_id string
 ---@field generation string?
 ---@field state "held"|"parked"|"free"|"ending"
 ---@field owner_pid integer?    nil when nobody owns it
+---@field lease paddock.cli.Lease?   from add_facts
+---@field quarantined string?   why it must not serve again; from add_facts
 ---@field held boolean?
 ---@field user string?
 ---@field thread string?
@@ -121,6 +151,46 @@ function M.known(config)
     return tostring(a.generation) < tostring(b.generation)
   end)
   return out
+end
+
+--- Adds what the ownership store and the journal know. A store that does not answer leaves its part out, with a warning.
+---@param ctx table
+---@param rt table   a runtime
+---@param config table
+---@param known paddock.cli.Known[]
+function M.add_facts(ctx, rt, config, known)
+  local pids, why = {}, nil
+  for _, runtime in ipairs(M.runtimes(M.normalized(config).state_dir)) do pids[runtime.id] = runtime.pid end
+  for _, one in ipairs(known) do
+    local ok, lease = pcall(rt.lease, rt, one.sandbox_id)
+    if not ok then
+      why = lease
+    elseif lease then
+      one.lease = { state = lease.state, owner = lease.owner, owner_pid = pids[lease.owner], token = ("%d"):format(lease.token) }
+      if lease.state == "del" then one.state = "ending" end
+    end
+  end
+  if why then ctx.warn("who has the leases is not known: " .. status.line(why)) end
+  local ok, records = pcall(rt.quarantine, rt)
+  if not ok then
+    ctx.warn("what is quarantined is not known: " .. status.line(records))
+    return
+  end
+  for _, one in ipairs(known) do
+    for _, record in ipairs(records) do
+      local same = record.generation == nil or one.generation == nil or record.generation == one.generation
+      if record.sandbox_id == one.sandbox_id and same then one.quarantined = record.why end
+    end
+  end
+end
+
+--- Who is in the way of a teardown, for a person.
+---@param one paddock.cli.Known
+---@return string
+function M.whose(one)
+  local pid = one.lease and one.lease.owner_pid or one.owner_pid
+  if pid then return ("process %d"):format(pid) end
+  return one.lease and "runtime " .. one.lease.owner or "another process"
 end
 
 --- Options of a runtime that lives for one command: no background threads, since their first pass would adopt every free

@@ -1,9 +1,11 @@
---- What bubblewrap is told: the namespaces, the file system and the descriptors of one sandbox.
+--- The namespaces, the file system and the descriptors of one sandbox.
 ---
---- The arguments travel in a memfd, so that no path of the host and no value shows in the process list. A mount's source is
---- a descriptor that was opened by this process: as root it is attached in a mount namespace of the child's own, where the
---- unprivileged user that bubblewrap runs as reaches it even below a directory that is closed to it; otherwise bubblewrap
---- checks that it mounted what the descriptor names.
+--- The same few verbs (folder, link, file, tmpfs, bind, ...) describe the file system in two ways. As root they become a
+--- stage (core/stage.h): the child builds the tree in a mount namespace of its own before it becomes the unprivileged user
+--- that bubblewrap runs as, so that a source below a directory that is closed to that user can be mounted, and bubblewrap
+--- only adds what needs the sandbox's own namespaces (/proc). Otherwise they become bubblewrap's arguments.
+---
+--- Arguments travel in a memfd, so that no path of the host and no value shows in the process list.
 local errors = require "paddock.errors"
 local io = require "paddock.io"
 local proc = io.proc
@@ -16,7 +18,9 @@ M.WORKSPACE = "/workspace"
 M.GUEST = "/.paddock/guest"
 local FIRST_FREE = 8               -- descriptors below are the guest's (core/guest/guest.h), but 7
 local MEMORY_EVENTS = 7
-local STAGE = "/tmp"               -- core/proc.h, PDK_STAGE_DIR
+local STAGE = "/tmp"               -- core/stage.h, PDK_STAGE_DIR
+local NODEV = 4                    -- MS_NODEV
+local DEVICES = { null = { 1, 3 }, zero = { 1, 5 }, full = { 1, 7 }, random = { 1, 8 }, urandom = { 1, 9 }, tty = { 5, 0 } }
 
 -- What container engines hide: it is about the host. Those that only root may read are closed to a sandbox as they are,
 -- since its user is never the host's root.
@@ -42,9 +46,10 @@ local FORBIDDEN = { "/proc", "/sys", "/dev", "/.paddock", "/tmp" }
 local OWN = { proc = true, sys = true, dev = true, tmp = true, run = true, workspace = true, [".paddock"] = true }
 
 ---@class paddock.ProcessJail
----@field args string[]
+---@field args string[]                   bubblewrap's, as they come
+---@field stage table[]?                  as root: what makes the tree, but
+---@field trees table[]?                  what is mounted in it last
 ---@field fds table<integer, userdata>    what the child gets, by number there
----@field stage userdata[]                what root attaches for it
 ---@field opened userdata[]               ours, to be closed after the spawn
 local Jail = {}
 Jail.__index = Jail
@@ -67,58 +72,128 @@ function Jail:give(fd)
   return number
 end
 
---- Mounts what `fd` names on `target`. Takes the descriptor.
----@param fd userdata
----@param target string
----@param read_only boolean
-function Jail:bind(fd, target, read_only)
-  self:keep(fd)
-  if self.root then
-    self.stage[#self.stage + 1] = fd
-    self:add(read_only and "--ro-bind" or "--bind", ("%s/%d"):format(STAGE, #self.stage - 1), target)
-  else
-    self:add(read_only and "--ro-bind-fd" or "--bind-fd", self:give(fd), target)
-  end
-end
-
-function Jail:file(path, text)
-  local fd, message = proc.memfd(text)
-  if not fd then errors.raise("io_error", "cannot make a file for the sandbox: " .. tostring(message)) end
-  self:add("--perms", "0644", "--file", self:give(self:keep(fd)), path)
-end
-
 function Jail:close()
   for _, fd in ipairs(self.opened) do fd:close() end
   self.opened = {}
 end
 Jail.__close = Jail.close
 
+-- ---- the verbs ------------------------------------------------------------------------------------------------
+
+function Jail:folder(path)
+  if self.stage then
+    self.stage[#self.stage + 1] = { "folder", path = STAGE .. path, mode = 493 } -- 0755
+  else
+    self:add("--dir", path)
+  end
+end
+
+function Jail:link(target, path)
+  if self.stage then
+    self.stage[#self.stage + 1] = { "link", path = STAGE .. path, text = target }
+  else
+    self:add("--symlink", target, path)
+  end
+end
+
+function Jail:file(path, text)
+  if self.stage then
+    self.stage[#self.stage + 1] = { "file", path = STAGE .. path, text = text }
+  else
+    local fd, message = proc.memfd(text)
+    if not fd then errors.raise("io_error", "cannot make a file for the sandbox: " .. tostring(message)) end
+    self:add("--perms", "0644", "--file", self:give(self:keep(fd)), path)
+  end
+end
+
+--- A tmpfs on a folder that is made for it.
+function Jail:tmpfs(path, size, mode)
+  if self.stage then
+    self:folder(path)
+    self.stage[#self.stage + 1] = {
+      "tmpfs", path = STAGE .. path, text = ("size=%d,mode=%s,uid=%d,gid=%d"):format(size, mode, self.uid, self.uid), mode = NODEV,
+    }
+  else
+    self:add("--perms", mode, "--size", size, "--tmpfs", path)
+  end
+end
+
+--- Mounts a source on `target`: a path of the host that anybody may read, or a descriptor (taken).
+---@param source string|userdata
+---@param target string
+---@param read_only boolean
+function Jail:bind(source, target, read_only)
+  local fd = type(source) ~= "string" and self:keep(source) or nil
+  if self.trees then
+    local parent, name = target:match("^(.*)/([^/]+)$")
+    -- Folders on the way are made where they are the sandbox's own; inside another mount they have to be there.
+    for at in parent:gmatch("()/") do
+      if at > 1 then self:folder(parent:sub(1, at - 1)) end
+    end
+    if parent ~= "" then self:folder(parent) end
+    self.trees[#self.trees + 1] = {
+      "tree", path = STAGE .. target, parent = parent == "" and "." or parent:sub(2), name = name, fd = fd,
+      text = not fd and source or nil, read_only = read_only,
+    }
+  elseif fd then
+    self:add(read_only and "--ro-bind-fd" or "--bind-fd", self:give(fd), target)
+  else
+    self:add(read_only and "--ro-bind" or "--bind", source, target)
+  end
+end
+
+--- /dev: a few devices, terminals of its own, shared memory of a limited size; itself read-only.
+function Jail:devices(shm_size)
+  if not self.stage then
+    self:add("--dev", "/dev", "--perms", "1777", "--size", shm_size, "--tmpfs", "/dev/shm", "--remount-ro", "/dev")
+    return
+  end
+  self:folder("/dev")
+  self.stage[#self.stage + 1] = { "tmpfs", path = STAGE .. "/dev", text = "size=64k,mode=755", mode = 0 }
+  for name, number in pairs(DEVICES) do
+    self.stage[#self.stage + 1] = {
+      "node", path = STAGE .. "/dev/" .. name, text = "/dev/" .. name, major = number[1], minor = number[2],
+    }
+  end
+  for name, target in pairs { fd = "/proc/self/fd", stdin = "/proc/self/fd/0", stdout = "/proc/self/fd/1",
+                              stderr = "/proc/self/fd/2", ptmx = "pts/ptmx" } do
+    self:link(target, "/dev/" .. name)
+  end
+  self:folder("/dev/pts")
+  self.stage[#self.stage + 1] = { "pts", path = STAGE .. "/dev/pts" }
+  self:tmpfs("/dev/shm", shm_size, "1777")
+end
+
 -- ---- file systems ---------------------------------------------------------------------------------------------
 
 local function exists(path) return proc.access(path, "exists") end
 
 --- The host's programs: /usr, what leads into it, and a few files of /etc. Asked once per backend.
----@return { args: string[], files: table<string, string> }
+---@return { links: table<string, string>, binds: string[], files: table<string, string> }
 function M.host_system()
-  local args = { "--ro-bind", "/usr", "/usr", "--dir", "/etc", "--dir", "/etc/ssl" }
-  local function add(...)
-    for _, arg in ipairs { ... } do args[#args + 1] = arg end
-  end
+  local system = { links = {}, binds = { "/usr" }, files = {} }
   for _, name in ipairs { "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32" } do
     local link = proc.readlink(name)
-    if link then add("--symlink", link, name) elseif exists(name) then add("--ro-bind", name, name) end
+    if link then system.links[name] = link elseif exists(name) then table.insert(system.binds, name) end
   end
   for _, path in ipairs(ETC_BOUND) do
-    if exists(path) then add("--ro-bind", path, path) end
+    if exists(path) then table.insert(system.binds, path) end
   end
-  local files = {}
-  for path, text in pairs(FILES) do files[path] = text end
+  for path, text in pairs(FILES) do system.files[path] = text end
   for _, path in ipairs(ETC_COPIED) do
     local fd <close> = proc.open(path, "r")
     local text = fd and fd:pread(COPY_MAX + 1, 0)
-    if text and #text <= COPY_MAX then files[path] = text end
+    if text and #text <= COPY_MAX then system.files[path] = text end
   end
-  return { args = args, files = files }
+  return system
+end
+
+function Jail:system(system)
+  for _, folder in ipairs { "/etc", "/etc/ssl", "/run", "/var" } do self:folder(folder) end
+  self:link("../tmp", "/var/tmp")
+  for path, target in pairs(system.links) do self:link(target, path) end
+  for path, text in pairs(system.files) do self:file(path, text) end
+  for _, path in ipairs(system.binds) do self:bind(path, path, true) end
 end
 
 --- Arguments that cover what /proc says of the host, and make the rest read-only. Asked once per backend.
@@ -133,7 +208,7 @@ function M.proc_cover()
     local stat = fd and fd:stat()
     if stat and stat.mode & OTHERS_READ ~= 0 then
       if stat.type == "directory" then
-        add("--perms", "0555", "--size", "4096", "--tmpfs", path, "--remount-ro", path)
+        add("--perms", "0555", "--size", "4096", "--tmpfs", path)
       else
         add("--dev-bind", "/dev/null", path)
       end
@@ -154,7 +229,7 @@ function Jail:rootfs(path)
   for _, name in ipairs(names) do
     local link = not OWN[name] and proc.readlink(name, dir)
     if link then
-      self:add("--symlink", link, "/" .. name)
+      self:link(link, "/" .. name)
     elseif not OWN[name] and name ~= "lost+found" then
       local fd, why = proc.open(name, "pn", 0, dir)
       if not fd then errors.raise("backend_error", ("cannot open %s of the root file system %s: %s"):format(name, path, why)) end
@@ -184,7 +259,7 @@ local function check_roots(fd, source, roots)
   if roots == nil or #roots == 0 then return end
   local real = proc.readlink("/proc/self/fd/" .. fd:no())
   for _, root in ipairs(roots) do
-    local dir <close> = proc.open(root, "pd")
+    local dir <close> = proc.open(root, "p")       -- the source of an option mount may be a file
     local real_root = dir and proc.readlink("/proc/self/fd/" .. dir:no())
     if real and real_root and is_below(real, real_root) then return end
   end
@@ -216,7 +291,7 @@ local NAMESPACES = {
 }
 
 ---@class paddock.JailOptions
----@field root boolean              this process is root: sources are attached for the unprivileged user
+---@field uid integer?              as root: the unprivileged user that the sandbox becomes on the host
 ---@field system table              from host_system; not with rootfs
 ---@field cover string[]            from proc_cover
 ---@field rootfs string?
@@ -230,28 +305,33 @@ local NAMESPACES = {
 ---@param o paddock.JailOptions
 ---@return paddock.ProcessJail
 function M.build(o)
-  local jail = setmetatable({ args = {}, fds = {}, stage = {}, opened = {}, next = FIRST_FREE, root = o.root }, Jail)
+  local jail = setmetatable({ args = {}, fds = {}, opened = {}, next = FIRST_FREE, uid = o.uid }, Jail)
+  if o.uid then
+    jail.stage, jail.trees = { { "root", path = STAGE, text = "size=4m,mode=755" } }, {}
+  end
   local done, failure = pcall(function()
     jail:add(table.unpack(NAMESPACES))
-    if o.rootfs then jail:rootfs(o.rootfs) else jail:add(table.unpack(o.system.args)) end
-    jail:add("--proc", "/proc")
-    jail:add(table.unpack(o.cover))
-    jail:add("--dev", "/dev", "--perms", "1777", "--size", o.sizes.shm, "--tmpfs", "/dev/shm", "--remount-ro", "/dev")
-    jail:add("--perms", "1777", "--size", o.sizes.tmp, "--tmpfs", "/tmp", "--dir", "/run")
+    for _, folder in ipairs { "/proc", "/run", "/.paddock" } do jail:folder(folder) end
+    if o.rootfs then jail:rootfs(o.rootfs) else jail:system(o.system) end
+    jail:devices(o.sizes.shm)
+    jail:tmpfs("/tmp", o.sizes.tmp, "1777")
     if o.workspace then
       jail:bind(o.workspace, M.WORKSPACE, false)
     else
-      jail:add("--size", o.sizes.workspace, "--tmpfs", M.WORKSPACE)
+      jail:tmpfs(M.WORKSPACE, o.sizes.workspace, "0755")
     end
-    if not o.rootfs then
-      jail:add("--dir", "/var", "--symlink", "../tmp", "/var/tmp")
-      for path, text in pairs(o.system.files) do jail:file(path, text) end
-    end
-    jail:add("--dir", "/.paddock")
     jail:bind(o.guest, M.GUEST, true)
     jail:mounts(o.mounts, o.mount_roots)
-    jail:add("--remount-ro", "/", "--chdir", M.WORKSPACE)
-    jail:add("--seccomp", jail:give(jail:keep(proc.seccomp())))
+    if jail.stage then
+      for _, tree in ipairs(jail.trees) do table.insert(jail.stage, tree) end
+      table.insert(jail.stage, { "seal", path = STAGE .. "/dev" })
+      table.insert(jail.stage, { "seal", path = STAGE })
+      jail:add("--dev-bind", STAGE, "/")
+    end
+    jail:add("--proc", "/proc")
+    jail:add(table.unpack(o.cover))
+    if not jail.stage then jail:add("--remount-ro", "/") end
+    jail:add("--chdir", M.WORKSPACE, "--seccomp", jail:give(jail:keep(proc.seccomp())))
   end)
   if not done then
     jail:close()

@@ -154,15 +154,23 @@ function Store:own(record, owner)
   return true
 end
 
---- Reads a record that another process may be writing over right now.
+local function whole(value) return type(value) == "number" and math.tointeger(value) or nil end
+
+--- Reads a record that another process may be writing over right now. What is damaged gives an empty one: its lock still
+--- says whether it lives.
 local function read_data(fd)
   for try = 1, 5 do
     local text = fd:pread(1 << 20, 0)
     local ok, data = pcall(io.json.decode, text or "")
-    if ok and type(data) == "table" then return data end
+    if ok and type(data) == "table" then
+      data.pid, data.start, data.created_at = whole(data.pid), whole(data.start), whole(data.created_at)
+      data.groups = type(data.groups) == "table" and data.groups or {}
+      local complete = data.pid and data.pid > 0 and data.pid < 1 << 31 and data.start and type(data.boot) == "string"
+      return complete and data or {}
+    end
     if try < 5 then io.sleep(0.001) end
   end
-  return nil
+  return {}
 end
 
 --- The record of one generation; nil when there is none.
@@ -176,7 +184,7 @@ function Store:find(id, generation)
     if code == "ENOENT" then return nil end
     M.io_error("open the record", self:path_of(name), message, code)
   end
-  return { id = id, generation = generation, fd = fd, data = read_data(fd) or {}, clients = 0, owned = false }
+  return { id = id, generation = generation, fd = fd, data = read_data(fd), clients = 0, owned = false }
 end
 
 --- Calls fn(id, generation, kind, name) for what is in the folder; kind: "record" or "fresh".
@@ -200,7 +208,7 @@ end
 function Store:state(record)
   if record.fd:locked("w", M.ALIVE) then return "alive" end
   local data, me = record.data, self.me
-  if data.boot == nil then return "absent" end  -- never published, or half lost with the machine's power
+  if data.boot == nil then return "absent" end  -- half lost with the machine's power, as the sandbox was
   local function unknown(where)
     errors.raise("backend_error", ("whether sandbox %s is gone cannot be known here: its record is of another %s; remove %s "
       .. "when it is gone there"):format(record.id, where, self:path_of(record_name(record.id, record.generation))),

@@ -1,0 +1,240 @@
+/* check.c -- what must hold in every schedule: looked at after each step, and when something is asked of the world. */
+#include "sim.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+typedef struct seen { /* an entry as the last step left it */
+    uint64_t incarnation, epoch;
+    int64_t token;
+    pdk_state state;
+    int holders;
+    bool known;
+    int64_t handed;  /* the token under which it was handed out last */
+} seen;
+static seen last[MAX_INST][MAX_IDS];
+
+/* The registry of an instance, if nobody is at work on it. */
+static bool quiet(const inst *in)
+{
+    return in->active && !in->dead && !in->closed && *(fiber *const *)(const void *)&in->rt->pool.registry == NULL;
+}
+
+pdk_entry *peek(inst *in, int id)
+{
+    char name[2] = { (char)('a' + id), '\0' };
+    return quiet(in) ? pdk_pool_find(&in->rt->pool, name) : NULL;
+}
+
+static int gen_of(const pdk_entry *e)
+{
+    return generation_number(e->generation);
+}
+
+/* ---- handing out ---- */
+
+static void check_lease_of(inst *in, int id, const pdk_entry *e)
+{
+    const lease *l = &W.leases[id];
+    const grant *g = &W.grants[in->index][id];
+    if (l->there && now < l->until && l->owner == in->index) {
+        if (l->del)
+            violation("%s hands %c out while its lease says `del`", in->name, 'a' + id);
+        if (l->token < e->token) /* a larger one: the renewal has claimed it anew, after a lapse */
+            violation("%s hands %c out under token %lld, its lease has %lld", in->name, 'a' + id, (long long)e->token, (long long)l->token);
+        return;
+    }
+    if (W.wiped > g->since)
+        return; /* the store has lost it */
+    if (!g->there)
+        violation("%s hands %c out without a lease", in->name, 'a' + id);
+    if (l->last_token > e->token)
+        return; /* a handover that came in between: the other's fence comes later, and this one's holders are lost */
+    if (now < g->until)
+        violation("%s hands %c out although its lease went to somebody else", in->name, 'a' + id);
+    if (me->call_start > g->until)
+        violation("%s hands %c out on a lease that had run out before the acquire began", in->name, 'a' + id);
+}
+
+static void handed_out(inst *in, int id, const pdk_entry *e)
+{
+    int g = gen_of(e);
+    in->last_use[id] = now;
+    TRACE("  * %s hands out %c, g%d, token %lld, %d holders", in->name, 'a' + id, g, (long long)e->token, e->holder_count);
+    if (e->reserved != 0)
+        violation("%s hands %c out while it is reserved for a teardown", in->name, 'a' + id);
+    if (e->retry)
+        violation("%s hands %c out although a stop of it has failed", in->name, 'a' + id);
+    if (me == NULL || me->in != in || me->call_start == 0)
+        return; /* one more holder of what was handed out before: the guest tells it if that is over */
+    check_lease_of(in, id, e);
+    if (P.fenced && g >= 0 && W.gens[g].present && W.gens[g].token < e->token)
+        violation("%s hands g%d out under token %lld, but its guest was fenced with %lld only", in->name, g, (long long)e->token,
+                  (long long)W.gens[g].token);
+    for (int i = 0; i < W.journal_count; i++) {
+        const record *r = &W.journal[i];
+        if (r->there && r->certain && r->id == id && (r->gen < 0 || r->gen == g) && r->since < W.grants[in->index][id].since)
+            violation("%s hands g%d out, which is quarantined", in->name, g);
+    }
+}
+
+/* Two generations of one id that are handed out, and would both obey. */
+static void check_twins(int id)
+{
+    int found = -1, by = -1;
+    for (int i = 0; i < MAX_INST; i++) {
+        pdk_entry *e = peek(&insts[i], id);
+        int g = e == NULL || e->state != PDK_ACTIVE || e->holder_count == 0 ? -1 : gen_of(e);
+        if (g < 0 || !W.gens[g].present || !W.gens[g].healthy || (P.fenced && (W.gens[g].doomed || W.gens[g].token > e->token)))
+            continue;
+        if (found >= 0 && found != g)
+            violation("g%d (by %s) and g%d (by %s) are both handed out for %c", found, insts[by].name, g, insts[i].name, 'a' + id);
+        found = g;
+        by = i;
+    }
+}
+
+void check_step(void)
+{
+    for (int i = 0; i < MAX_INST; i++) {
+        inst *in = &insts[i];
+        if (!quiet(in))
+            continue;
+        for (int id = 0; id < P.ids; id++) {
+            seen *was = &last[i][id];
+            pdk_entry *e = peek(in, id);
+            if (e == NULL) {
+                was->known = false;
+                continue;
+            }
+            bool same = was->known && was->incarnation == e->incarnation;
+            if (same && e->epoch < was->epoch)
+                violation("the epoch of %c in %s goes back", 'a' + id, in->name);
+            if (same && e->token < was->token)
+                violation("the token of %c in %s goes back from %lld to %lld", 'a' + id, in->name, (long long)was->token,
+                          (long long)e->token);
+            if (e->state == PDK_ACTIVE && (!same || was->state != PDK_ACTIVE || e->holder_count > was->holders)) {
+                handed_out(in, id, e);
+                check_twins(id);
+                was->handed = e->token;
+            }
+            *was = (seen){ e->incarnation, e->epoch, e->token, e->state, e->holder_count, true, same || e->state == PDK_ACTIVE ? was->handed : 0 };
+        }
+    }
+}
+
+/* ---- stopping ---- */
+
+static bool held_by(inst *in, int id, int g)
+{
+    pdk_entry *e = peek(in, id);
+    return e != NULL && e->state == PDK_ACTIVE && gen_of(e) == g && e->holder_count > 0;
+}
+
+static void check_own_holders(const op *o)
+{
+    inst *in = &insts[o->in];
+    if (in->closing || W.gens[o->gen].told_dead || !held_by(in, o->id, o->gen))
+        return;
+    violation("%s stops g%d, which its own clients hold", in->name, o->gen);
+}
+
+void check_stop(op *o, bool issued)
+{
+    const lease *l = &W.leases[o->id];
+    gen *g = &W.gens[o->gen];
+    bool live = l->there && now < l->until;
+    if (issued) {
+        /* what is asked for right after an answer may still be held up on its way: no check in this process can help there */
+        o->covered = me->td != NULL && me->del_live;
+        if (!o->covered && !g->doomed && g->present && W.wiped <= W.grants[o->in][o->id].since)
+            violation("%s asks for the stop of g%d without a `del` lease, and its guest is not doomed", insts[o->in].name, o->gen);
+        if (me->td != NULL && strcmp(me->td->reason, "idle") == 0 && P.idle_timeout > 0 && g->present) {
+            pdk_ns idle = now - insts[o->in].last_use[o->id];
+            if ((double)idle / 1e9 < P.idle_timeout - 0.1)
+                violation("%s stops g%d as idle after %.1f s, its limit is %.1f s", insts[o->in].name, o->gen, (double)idle / 1e9,
+                          P.idle_timeout);
+        }
+        check_own_holders(o);
+        return;
+    }
+    for (int i = 0; i < MAX_INST; i++) {
+        if (i == o->in || !live || l->owner != i || l->del || !held_by(&insts[i], o->id, o->gen))
+            continue;
+        const pdk_entry *e = peek(&insts[i], o->id);
+        if (e->token == l->token && (!o->covered || g->doomed))
+            violation("%s stops g%d, which %s holds under a live lease", insts[o->in].name, o->gen, insts[i].name);
+    }
+}
+
+/* ---- commands and requests ---- */
+
+/* A command takes effect: nobody may have been handed the sandbox under a larger token. */
+void check_exec(const op *o)
+{
+    for (int i = 0; i < MAX_INST; i++) {
+        const pdk_entry *e = peek(&insts[i], o->id);
+        if (e != NULL && e->state == PDK_ACTIVE && gen_of(e) == o->gen && last[i][o->id].handed > o->token)
+            violation("a command of %s runs in g%d under token %lld, %s has it under %lld", insts[o->in].name, o->gen,
+                      (long long)o->token, insts[i].name, (long long)last[i][o->id].handed);
+    }
+    if (o->kind == OP_EXEC && W.clients[o->client].closed > 0 && !insts[o->in].closing && !W.gens[o->gen].told_dead)
+        TRACE("  (a command on a client that is closed)");
+}
+
+void check_io(const op *o)
+{
+    if (me->held_count == 0)
+        return;
+    const char *what = "a mutex";
+    for (int i = 0; i < MAX_INST; i++)
+        if (insts[i].rt != NULL && me->held[0] == &insts[i].rt->pool.registry)
+            what = "the registry";
+        else if (insts[i].rt != NULL && me->held[0] == &insts[i].rt->lock)
+            what = "the runtime's life lock";
+    violation("%s asks for %s with %s locked", me->name, op_names[o->kind], what);
+}
+
+/* ---- the end ---- */
+
+static void check_registry(inst *in)
+{
+    if (!quiet(in))
+        return;
+    for (int id = 0; id < P.ids; id++) {
+        pdk_entry *e = peek(in, id);
+        if (e == NULL)
+            continue;
+        if (e->reserved != 0)
+            violation("%c stays reserved in %s", 'a' + id, in->name);
+        if (e->intents != 0)
+            violation("%c keeps %d intents in %s", 'a' + id, e->intents, in->name);
+        if (e->busy != 0)
+            violation("%c stays busy in %s", 'a' + id, in->name);
+    }
+    if (in->rt->pool.creating != 0)
+        violation("%zu creations are still counted in %s", in->rt->pool.creating, in->name);
+}
+
+static bool journaled(int g)
+{
+    for (int i = 0; i < W.journal_count; i++)
+        if (W.journal[i].there && W.journal[i].id == W.gens[g].id && (W.journal[i].gen < 0 || W.journal[i].gen == g))
+            return true;
+    return false;
+}
+
+/* Everything has been released, everybody has had the time to reap and reconcile, the runtimes that are left were shut down. */
+void check_end(void)
+{
+    for (int i = 0; i < MAX_INST; i++)
+        check_registry(&insts[i]);
+    for (int g = 0; g < W.gen_count; g++)
+        if (W.gens[g].present)
+            violation("g%d of %c is left running%s", g, 'a' + W.gens[g].id, journaled(g) ? " (quarantined)" : "");
+    for (int c = 0; c < W.client_count; c++)
+        if (W.clients[c].given && W.clients[c].closed == 0 && !insts[W.clients[c].in].dead)
+            violation("client %d of %s (g%d) was never closed", c, insts[W.clients[c].in].name, W.clients[c].gen);
+}
