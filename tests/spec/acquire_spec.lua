@@ -4,15 +4,6 @@ local support = require "tests.support"
 local ALICE = { user = "alice", thread = "t1" }
 local BOB = { user = "bob", thread = "t1" }
 
---- Closes of clients that were handed out; those that only carried a doom are not counted.
-local function closes(world)
-  local doomed = 0
-  for _, client in ipairs(world.clients) do
-    if client.opts.own == false then doomed = doomed + 1 end
-  end
-  return world:count "client.close" - doomed
-end
-
 local function policies(reuse, identity)
   return {
     reuse = reuse and { source = reuse, name = "reuse.lua" },
@@ -86,7 +77,7 @@ describe("acquire", function()
       assert.equal(a.id, b.id)
       assert.not_equal(a.generation, b.generation)
       assert.equal("created", b.source)
-      assert.equal(1, closes(world))
+      assert.equal(1, world:closes())
       assert.equal(1, world:count "destroy")
       assert.equal(b.generation, rt:inspect(ALICE).generation)
       assert.equal("lost", support.caught(a.exec, a, "echo x").kind)
@@ -100,7 +91,7 @@ describe("acquire", function()
       local b = rt:acquire(ALICE)
       assert.equal(a.generation, b.generation)
       assert.equal("active", b.source)
-      assert.equal(0, closes(world))
+      assert.equal(0, world:closes())
       assert.equal(0, world:count "destroy")
       assert.equal(1, #world.clients)
     end)
@@ -146,7 +137,7 @@ describe("acquire", function()
       assert.equal("box-1", a.id)
       assert.equal("box-2", b.id)
       assert.equal(1, world:count "destroy")
-      assert.equal(1, closes(world))
+      assert.equal(1, world:closes())
       assert.is_nil(rt:inspect("box-1"))
     end)
 
@@ -157,7 +148,7 @@ describe("acquire", function()
       assert.equal("replacement_deferred", err.kind)
       assert.equal("identity_outdated", err.reason)
       assert.equal(0, world:count "destroy")
-      assert.equal(0, closes(world))
+      assert.equal(0, world:closes())
       assert.equal("ok\n", a:exec("echo ok").stdout)
     end)
   end)

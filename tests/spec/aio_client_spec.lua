@@ -356,7 +356,7 @@ local function start_guest(settings)
     return aio.new(opts)
   end
   function guest.stop()
-    child:signal(15)
+    child:kill()
     assert(child:wait(5), "the guest did not end")
     child:close()
   end

@@ -56,7 +56,7 @@ describe("options", function()
     assert.same({ 600, 3, 60, 3600 }, { out.idle_timeout, out.replicas, out.reap_interval, out.orphan_ttl })
     assert.same({ 60, 1, 5, 120, 600, 5 }, { out.ready_timeout, out.ready_interval, out.discover_timeout,
       out.stop_timeout, out.command_timeout, out.health_ttl })
-    assert.same({ type = "memory", ttl = 180, renew_interval = 60 }, out.ownership)
+    assert.same({ type = "file", ttl = 180, renew_interval = 60 }, out.ownership)
     assert.same({ max = 1024 }, out.workers)
     assert.equal("monotonic", out.clock)
     assert.equal("none", out.network)
@@ -143,11 +143,11 @@ describe("options", function()
     assert.equal(100, normalize { orphan_ttl = 100, ownership = { renew_interval = 30 } }.orphan_ttl)
   end)
 
-  it("name the stores that this version does not have as unsupported", function()
-    for _, kind in ipairs { "file", "redis" } do
-      local message = refused({ ownership = { type = kind } }, "unsupported")
-      assert.is_truthy(message:find("memory", 1, true))
+  it("have the stores `file` and `memory`, and name the one that this version does not have as unsupported [O7]", function()
+    for _, kind in ipairs { "file", "memory" } do
+      assert.equal(kind, normalize { ownership = { type = kind } }.ownership.type)
     end
+    assert.is_truthy(refused({ ownership = { type = "redis" } }, "unsupported"):find("memory", 1, true))
     assert_names("ownership.type", { ownership = { type = "etcd" } })
     assert_names("ownership.type", { ownership = { type = "table" } })
     assert_names("ownership.url", { ownership = { url = "redis://localhost" } })

@@ -3,14 +3,6 @@ local support = require "tests.support"
 
 local ALICE = { user = "alice", thread = "t1" }
 
-local function closes(world)
-  local doomed = 0
-  for _, client in ipairs(world.clients) do
-    if client.opts.own == false then doomed = doomed + 1 end
-  end
-  return world:count "client.close" - doomed
-end
-
 describe("destroy", function()
   local world, rt, box
   local function start(opts, world_opts)
@@ -30,7 +22,7 @@ describe("destroy", function()
     assert.is_true(rt:destroy(box.id))
     assert.equal(box.generation, info.generation)
     assert.equal(1, world:count "destroy")
-    assert.equal(1, closes(world))
+    assert.equal(1, world:closes())
     assert.is_nil(rt:inspect(box.id))
     assert.is_nil(rt:inspect(ALICE))
     assert.is_true(rt:destroy(box.id)) -- never there: absent is absent
@@ -103,14 +95,14 @@ describe("destroy", function()
     assert.equal("stop", err.stage)
     assert.matches("engine is down", err.message)
     assert.equal("kept", world:state_of(box.id))
-    assert.equal(1, closes(world))
+    assert.equal(1, world:closes())
     assert.is_nil(rt:get(box.id))
     local second
     world.on.destroy = function(next, this, info, opts) second = info.generation return next(this, info, opts) end
     assert.is_true(rt:destroy(box.id))
     assert.equal(box.generation, second)
     assert.equal(2, world:count "destroy")
-    assert.equal(1, closes(world))
+    assert.equal(1, world:closes())
     assert.is_nil(rt:inspect(box.id))
   end)
 

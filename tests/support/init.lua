@@ -164,6 +164,16 @@ function World:count(name, sandbox_id)
   return n
 end
 
+--- How many clients that were handed out were closed; those that only carried a doom are not counted.
+---@return integer
+function World:closes()
+  local n = self:count "client.close"
+  for _, client in ipairs(self.clients) do
+    if client.opts.own == false then n = n - 1 end
+  end
+  return n
+end
+
 --- The names of the calls so far (from the n-th on), without those that only look.
 function World:trace(from)
   local quiet, names = { alive = true, inspect = true, discover = true, list = true }, {}
