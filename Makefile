@@ -86,7 +86,7 @@ deps-test:
 build: $(STATIC) $(SHARED) $(MODULE) $(CLI) $(GUEST) $(RUNLUA) $(OUT)/env.sh $(OUT)/lib/pkgconfig/paddock.pc  ## command, guest, libraries, Lua module, build/env.sh
 
 demo: deps-build  ## install and build what is missing, then run the main job on real data
-	@$(MAKE) build
+	@$(MAKE) -j$(JOBS) build
 	@. build/env.sh && $(LUA) examples/demo.lua
 
 run:  ## the interactive prompt (repl) on this tree
@@ -95,7 +95,7 @@ run:  ## the interactive prompt (repl) on this tree
 
 test:  ## install and build what is missing, then all tests (C, busted, live engines); T=part selects files
 	@$(if $(SANITIZE),:,$(MAKE) deps-test)
-	@$(MAKE) build $(if $(SANITIZE),,examples) tests-c
+	@$(MAKE) -j$(JOBS) build $(if $(SANITIZE),,examples) tests-c
 	@MODE=$(MODE) OUT=$(OUT) B=$(B) LUA=$(LUA) JOBS=$(JOBS) V=$(V) STRICT=$(STRICT) sh tests/run $(T)
 
 asan:  ## the same tests with AddressSanitizer and UBSan
@@ -116,6 +116,12 @@ lint:  ## luacheck, and clang with its lock analysis
 fmt:  ## clang-format on the C code
 	$(Q)clang-format -i core/*.[ch] core/guest/*.[ch] $(wildcard tests/c/*.[ch] examples/*.c)
 
+soak:  ## three processes, real sandboxes, kills, stops and full disks, a minute per store; SECONDS=n STORE=file|redis SEED=n KEEP=1
+	@$(MAKE) build
+	@. $(OUT)/env.sh && PATH="$(CURDIR)/build/bin:$$PATH" MODE=$(MODE) LUA=$(or $(RUNLUA:%=$(CURDIR)/%),$(LUA)) \
+	   $(or $(RUNLUA),$(LUA)) tests/live/soak.lua $(if $(SECONDS),--seconds $(SECONDS)) $(if $(STORE),--store $(STORE)) \
+	   $(if $(SEED),--seed $(SEED)) $(if $(KEEP),--keep)
+
 contract:  ## the rows of tests/CONTRACT.md that no test names in brackets
 	@sh tests/run --contract
 
@@ -126,7 +132,7 @@ install: install-lua  ## PREFIX=/usr/local DESTDIR=: command, guest, libraries, 
 	$(Q)ln -sf libpaddock.so.$(VERSION) $(DESTDIR)$(LIBDIR)/libpaddock.so.$(SOVERSION)
 	$(Q)ln -sf libpaddock.so.$(SOVERSION) $(DESTDIR)$(LIBDIR)/libpaddock.so
 	$(Q)install -m 644 core/paddock.h $(DESTDIR)$(INCDIR)
-	$(Q)$(fill_pc) > $(DESTDIR)$(LIBDIR)/pkgconfig/paddock.pc
+	$(Q)$(call fill_pc,$(PREFIX),$(LIBDIR),$(INCDIR)) > $(DESTDIR)$(LIBDIR)/pkgconfig/paddock.pc
 	$(Q)$(call copy_tree,policies,$(DESTDIR)$(DATADIR)/policies)
 
 install-lua: build
@@ -138,13 +144,15 @@ install-lua: build
 clean:  ## remove build/
 	$(Q)rm -rf build
 
-.PHONY: help deps deps-build deps-test build demo run test asan tsan valgrind lint fmt contract install install-lua clean tests-c \
+.PHONY: help deps deps-build deps-test build demo run test soak asan tsan valgrind lint fmt contract install install-lua clean tests-c \
         examples FORCE
 
 # ---- files -------------------------------------------------------------------------------------------------
 
 copy_tree = cd $(1) && find . -name '*.lua' -type f | while read -r f; do install -D -m 644 "$$f" "$(2)/$$f" || exit 1; done
-fill_pc = sed -e 's|@VERSION@|$(VERSION)|' -e 's|@PREFIX@|$(PREFIX)|' -e 's|@LIBDIR@|$(LIBDIR)|' -e 's|@INCDIR@|$(INCDIR)|' core/paddock.pc.in
+# fill_pc(prefix, libdir, includedir). The tree's own is relative to where it lies: a tree may be moved.
+fill_pc = sed -e 's|@VERSION@|$(VERSION)|' -e 's|@PREFIX@|$(1)|' -e 's|@LIBDIR@|$(2)|' -e 's|@INCDIR@|$(3)|' core/paddock.pc.in
+pc_top = $${pcfiledir}/../../..$(if $(filter dev,$(MODE)),,/..)
 say = $(if $(V),,@echo "  $(1) $@")
 
 # The end of a recipe that wrote $@.PID: two makes in one tree do not meet, and an equal content keeps its old time.
@@ -233,7 +241,7 @@ $(OUT)/env.sh: core/env.sh.in Makefile
 
 $(OUT)/lib/pkgconfig/paddock.pc: core/paddock.pc.in core/paddock.h Makefile
 	@mkdir -p $(@D)
-	@$(fill_pc) > $@
+	@$(call fill_pc,$(pc_top),$${pcfiledir}/..,$${prefix}/core) > $@
 
 include tests/sim/sim.mk
 

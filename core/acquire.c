@@ -127,7 +127,7 @@ static found admissible(acq *a, const pdk_entry *e, const candidate *c, uint64_t
 }
 
 /* The one place that hands out anything but an active sandbox. Consumes the intent when it succeeds. */
-static found install(acq *a, const candidate *c, pdk_client *client, int64_t token, uint64_t epoch)
+static found install(acq *a, const candidate *c, pdk_client **client, int64_t token, uint64_t epoch)
 {
     pdk_runtime *rt = a->rt;
     PDK_GUARD(rt->pool.registry);
@@ -144,9 +144,9 @@ static found install(acq *a, const candidate *c, pdk_client *client, int64_t tok
     e->guest_token = rt->fenced ? token : 0;
     if ((ok = make_box(rt, a, e, c->source)) != FOUND)
         return ok;
-    pdk_client *old = e->client; /* none but on a sandbox adopted again; never left open */
-    e->client = client;
-    pdk_client_unref(old);
+    pdk_client *old = e->client; /* none but on a sandbox that was discovered again */
+    e->client = *client;
+    *client = old;
     pdk_entry_move(&rt->pool, e, PDK_ACTIVE);
     e->intents--;
     e->retry = false;
@@ -196,9 +196,8 @@ static found admit(acq *a, candidate *c, int64_t token, uint64_t epoch, bool cha
             ok = verdict.decision == PDK_REFUSE ? pdk_acq_refused(a, &verdict) : pdk_acq_policy_defers(a, &verdict);
     }
     if (ok == FOUND)
-        ok = install(a, c, client, token, epoch);
-    if (ok != FOUND)
-        pdk_client_close(rt, client, a->id, "acquire");
+        ok = install(a, c, &client, token, epoch); /* takes it, and leaves what is to be closed instead, if anything */
+    pdk_client_close(rt, client, a->id, "acquire");
     return ok;
 }
 
@@ -353,7 +352,8 @@ static found reuse_active(acq *a)
         return ok;
     PDK_GUARD(rt->pool.registry);
     pdk_entry *e = pdk_pool_find(&rt->pool, a->id);
-    if (e == NULL || e->state != PDK_ACTIVE || e->incarnation != c.incarnation || e->reserved != 0 || e->retry)
+    if (e == NULL || e->state != PDK_ACTIVE || e->incarnation != c.incarnation || e->reserved != 0 || e->retry ||
+        e->lease_until == 0) /* also when its lease was given back meanwhile: taken anew in the id's turn */
         return NOTHING;
     if (!c.checked)
         e->health_ok_at = pdk_clock_now(rt->clock);
@@ -468,8 +468,8 @@ static found discover(acq *a)
     c.retry = quarantined == 1; /* it is stopped under both fences, or the acquire is deferred */
     found ok = pdk_acq_examine(a, &c);
     int64_t fenced_with = 0;
-    if (ok == FOUND)
-        ok = enlist(a, &c, &fenced_with);
+    if (ok == FOUND && (ok = enlist(a, &c, &fenced_with)) == NOTHING)
+        return pdk_acq_being_destroyed(a); /* by a peer, whose lease would refuse what is created now just as well */
     if (ok == FOUND) {
         PDK_GUARD(rt->pool.registry);
         rt->pool.stats.discovered++;

@@ -216,6 +216,8 @@ void pdk_box_mark_lost(pdk_box *box, const pdk_error *why)
 
 /* ---- files ---- */
 
+#define FILE_MAX (PDK_PACK_MAX - (64u << 10)) /* of one call, either way: the path and the rest of a pack are beside it */
+
 static int check_path(const char *path, size_t len, pdk_error *err)
 {
     if (path == NULL || len == 0 || path[0] != '/')
@@ -229,7 +231,7 @@ static int file_call(pdk_box *box, const char *method, const pdk_pack *args, pdk
 {
     pdk_client *client = NULL;
     if (args->failed)
-        return pdk_fail(err, PDK_E_NO_MEMORY, 0, "no memory for the file, or it is larger than %u MiB", PDK_PACK_MAX >> 20);
+        return pdk_fail(err, PDK_E_NO_MEMORY, 0, "no memory for the file");
     PDK_AUTO_ERROR own = PDK_NO_ERROR;
     if (pdk_box_begin(box, &client, err) < 0)
         return -1;
@@ -251,6 +253,10 @@ int pdk_box_write(pdk_box *box, const char *path, size_t path_len, const void *d
     PDK_AUTO_PACK args = PDK_NO_PACK, out = PDK_NO_PACK;
     if (check_path(path, path_len, err) < 0)
         return -1;
+    if (len > FILE_MAX)
+        return pdk_fail_reason(err, PDK_E_INVALID_ARGUMENT, "too_large",
+                               "write %.*s: %zu bytes are more than one call takes (%u): write it by parts, or mount its directory",
+                               (int)(path_len < 200 ? path_len : 200), path, len, FILE_MAX);
     pdk_put_str(&args, path, path_len);
     pdk_put_str(&args, data, len);
     pdk_mark opts = pdk_begin_map(&args);

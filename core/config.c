@@ -1,6 +1,7 @@
 /* config.c -- the normalized options as C fields, and the runtime's place on disk.
  * lua/paddock/config.lua has validated them: what is checked here only guards against a binding that did not. */
 #include "core.h"
+#include "fd.h"
 #include "proc.h"
 
 #include <dirent.h>
@@ -87,8 +88,9 @@ static int make_path(const char *path, pdk_error *err)
             continue;
         char kept = part[i];
         part[i] = '\0';
-        if (mkdir(part, 0700) < 0 && errno != EEXIST && !(errno == EROFS && access(part, X_OK) == 0))
-            return pdk_fail(err, PDK_E_IO_ERROR, errno, "cannot make the state directory %s (option state_dir)", part);
+        int sys = mkdir(part, 0700) < 0 ? errno : 0;
+        if (sys != 0 && sys != EEXIST && !(sys == EROFS && access(part, X_OK) == 0))
+            return pdk_fail(err, PDK_E_IO_ERROR, sys, "cannot make the state directory %s (option state_dir)", part);
         part[i] = kept;
     }
     struct stat st;
@@ -117,6 +119,41 @@ static unsigned long long start_time(void)
     return p == NULL ? 0 : strtoull(p + 1, NULL, 10);
 }
 
+/* Takes away the records of runtimes that were killed: their locks are free. */
+static void sweep_records(const char *folder)
+{
+    DIR *dir = opendir(folder);
+    for (struct dirent *one = dir != NULL ? readdir(dir) : NULL; one != NULL; one = readdir(dir)) {
+        size_t len = strlen(one->d_name);
+        if (len < 6 || strcmp(one->d_name + len - 5, ".json") != 0)
+            continue;
+        PDK_AUTO_ERROR ignored = PDK_NO_ERROR;
+        PDK_AUTO_FD fd = openat(dirfd(dir), one->d_name, O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+        if (fd >= 0 && pdk_lock_range(fd, F_WRLCK, 0, 1, &ignored) == 1)
+            unlinkat(dirfd(dir), one->d_name, 0);
+    }
+    if (dir != NULL)
+        closedir(dir);
+}
+
+/* Makes the file, and locks it: the descriptor, or -1. */
+static int make_record(const char *path, pdk_error *err)
+{
+    for (int tries = 0; tries < 8; tries++) {
+        PDK_AUTO_FD fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+        struct stat st;
+        if (fd < 0)
+            return pdk_fail(err, PDK_E_IO_ERROR, errno, "cannot make the runtime's record %s", path);
+        int rc = pdk_lock_range(fd, F_WRLCK, 0, 1, err);
+        if (rc < 0)
+            return -1;
+        if (rc == 1 && fstat(fd, &st) == 0 && st.st_nlink > 0)
+            return pdk_fd_take(&fd);
+        unlink(path); /* somebody who sweeps came between the file and its lock: then it is gone, or about to be */
+    }
+    return pdk_fail(err, PDK_E_IO_ERROR, 0, "cannot keep the runtime's record %s: something keeps removing it", path);
+}
+
 /* runtimes/<id>.json: how `paddock policy reload` and `ps` find this runtime. Its lock says that we live. */
 static int write_record(pdk_runtime *rt, pdk_error *err)
 {
@@ -131,35 +168,14 @@ static int write_record(pdk_runtime *rt, pdk_error *err)
     snprintf(rt->record_path, len, "%s/runtimes", rt->config.state_dir);
     if (mkdir(rt->record_path, 0700) < 0 && errno != EEXIST)
         return pdk_fail(err, PDK_E_IO_ERROR, errno, "cannot make %s", rt->record_path);
+    sweep_records(rt->record_path);
     snprintf(rt->record_path, len, "%s/runtimes/%s.json", rt->config.state_dir, rt->id);
-    rt->record_fd = open(rt->record_path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-    if (rt->record_fd < 0 || pdk_lock_range(rt->record_fd, F_WRLCK, 0, 1, err) != 1 || write(rt->record_fd, text, (size_t)n) != n)
-        return pdk_fail(err, PDK_E_IO_ERROR, errno, "cannot write the runtime's record %s", rt->record_path);
-    return 0;
-}
-
-/* Records of runtimes that have died: nobody has their lock. */
-static void sweep_records(const char *state_dir)
-{
-    char path[4200];
-    snprintf(path, sizeof path, "%s/runtimes", state_dir);
-    DIR *d = opendir(path);
-    if (d == NULL)
-        return;
-    for (struct dirent *e; (e = readdir(d)) != NULL;) {
-        size_t n = strlen(e->d_name);
-        if (n < 6 || strcmp(e->d_name + n - 5, ".json") != 0)
-            continue;
-        int fd = openat(dirfd(d), e->d_name, O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
-        if (fd < 0)
-            continue;
-        struct stat st;
-        bool settled = fstat(fd, &st) == 0 && pdk_now_wall() / PDK_NS_PER_S - st.st_mtime > 5; /* a new one may lack its lock yet */
-        if (settled && pdk_lock_test(fd, F_WRLCK, 0, 1, NULL) == 0)
-            unlinkat(dirfd(d), e->d_name, 0);
-        close(fd);
-    }
-    closedir(d);
+    rt->record_fd = make_record(rt->record_path, err);
+    if (rt->record_fd < 0)
+        return -1;
+    return write(rt->record_fd, text, (size_t)n) == n
+               ? 0
+               : pdk_fail(err, PDK_E_IO_ERROR, errno, "cannot write the runtime's record %s", rt->record_path);
 }
 
 int pdk_state_dir_make(pdk_runtime *rt, pdk_error *err)
@@ -173,8 +189,26 @@ int pdk_state_dir_make(pdk_runtime *rt, pdk_error *err)
         pdk_emit(rt, PDK_WARN, "runtime_record_failed", NULL, NULL, NULL, &why);
         pdk_state_dir_leave(rt);
     }
-    sweep_records(rt->config.state_dir);
     return 0;
+}
+
+bool pdk_state_dir_shared(pdk_runtime *rt)
+{
+    char path[4200];
+    if (rt->record_path == NULL)
+        return false;
+    snprintf(path, sizeof path, "%s/runtimes", rt->config.state_dir);
+    DIR *all = opendir(path);
+    bool found = false;
+    for (struct dirent *e; all != NULL && !found && (e = readdir(all)) != NULL;) {
+        PDK_AUTO_FD fd = strcmp(e->d_name, strrchr(rt->record_path, '/') + 1) == 0
+                             ? -1
+                             : openat(dirfd(all), e->d_name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+        found = fd >= 0 && pdk_lock_test(fd, F_WRLCK, 0, 1, NULL) == 1; /* its runtime lives */
+    }
+    if (all != NULL)
+        closedir(all);
+    return found;
 }
 
 void pdk_state_dir_leave(pdk_runtime *rt)

@@ -120,6 +120,19 @@ static pdk_conn *find(const char *key, pdk_ns now, pdk_ns max_idle) PDK_REQUIRES
     return NULL;
 }
 
+/* One whose peer has gone, for another destination: as a stale one. Without it the pool would hold the descriptors of
+ * servers that were taken down until it is full of them. */
+static pdk_conn *find_dead(void) PDK_REQUIRES(pool_lock)
+{
+    for (size_t i = 0; i < idle_count; i++)
+        if (!alive(idle[i]->socket)) {
+            pdk_conn *c = take_at(i);
+            c->stale = true;
+            return c;
+        }
+    return NULL;
+}
+
 /* For `key` from here on; NULL = no memory. */
 static pdk_conn *name_it(pdk_conn *c, const char *key)
 {
@@ -156,7 +169,7 @@ pdk_conn *pdk_conn_take(const char *key, pdk_ns max_idle, pdk_error *err)
         }
         if (found != NULL)
             found->reused = !found->stale;
-        else if (blank_count > 0)
+        else if ((found = find_dead()) == NULL && blank_count > 0)
             found = blank[--blank_count];
     }
     while (n > 0)

@@ -99,7 +99,8 @@ pdk_limit pdk_limit_for(const pdk_limit *outer, double timeout);
 int pdk_ask(pdk_runtime *rt, pdk_iface *f, const char *method, const pdk_pack *args, pdk_pack *out, const pdk_limit *limit,
             pdk_error_kind otherwise, pdk_error *err);
 int pdk_engine_create(pdk_runtime *rt, pdk_view spec, const char *id, pdk_pack *info, pdk_error *err);
-int pdk_engine_destroy(pdk_runtime *rt, pdk_view info, bool full, pdk_error *err);
+/* doomed: its guest refuses everybody, so that nobody who still has a client of it stands in the way. */
+int pdk_engine_destroy(pdk_runtime *rt, pdk_view info, bool full, bool doomed, pdk_error *err);
 /* 1 and what is there, 0 = certainly absent, -1 = unknown. info empty = ask by id alone. */
 int pdk_engine_inspect(pdk_runtime *rt, const char *id, pdk_view info, pdk_pack *out, pdk_error *err);
 int pdk_engine_discover(pdk_runtime *rt, const char *id, pdk_pack *info, pdk_error *err); /* 1, 0, -1 */
@@ -162,11 +163,23 @@ typedef struct pdk_reuse_facts {
 } pdk_reuse_facts;
 int pdk_ask_reuse(pdk_runtime *rt, const pdk_reuse_facts *facts, pdk_verdict *verdict, pdk_error *err);
 
+/* ---- trial.c ---- */
+/* Asks reuse.decide, idle_timeout, evict and network.decide about an invented sandbox; -1 = the first wrong answer. */
+int pdk_policies_try(pdk_runtime *rt, const char *id, const pdk_identity *who, pdk_view requirements, pdk_error *err);
+
 /* ---- config.c ---- */
 int pdk_config_read(pdk_config *c, pdk_view options, pdk_pack *policy_base, pdk_error *err);
 void pdk_config_free(pdk_config *c);
 int pdk_state_dir_make(pdk_runtime *rt, pdk_error *err); /* 0700, and this runtime's record in it */
+bool pdk_state_dir_shared(pdk_runtime *rt); /* whether another runtime, of any process, has a record there and lives */
 void pdk_state_dir_leave(pdk_runtime *rt);
+
+/* ---- scope.c ---- */
+/* Option `scope`, else the engine: two engines have different sandboxes of one id. For stores within a state directory. */
+const char *pdk_store_scope(pdk_runtime *rt);
+/* The same for a store of many machines: sandboxes that are processes also live in one boot of one machine, and are known through
+ * one state directory. For other engines it is `scope` that says which runtimes share one. */
+int pdk_store_scope_of_machine(pdk_runtime *rt, char *out, size_t size, pdk_error *err);
 
 /* ---- mounts.c ---- */
 /* Carries out what mounts.compose answered, then the option `mounts` (extra): checks roots, makes directories, sets modes,
@@ -181,6 +194,8 @@ int pdk_reap(pdk_runtime *rt, pdk_error *err);      /* one pass */
 void pdk_pass_begin(pdk_runtime *rt);
 void pdk_pass_end(pdk_runtime *rt);
 int pdk_renew(pdk_runtime *rt, pdk_error *err);     /* one pass */
+/* Asks the store about a tracked sandbox: true = a peer has taken it, and it was forgotten here; nothing was stopped. */
+bool pdk_forget_lost(pdk_runtime *rt, const char *id);
 /* reconcile.c: one pass over what the engine runs and nobody owns. */
 int pdk_reconcile(pdk_runtime *rt, pdk_error *err);
 void pdk_reconcile_forget(pdk_runtime *rt); /* frees what it remembers between passes */

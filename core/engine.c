@@ -96,12 +96,14 @@ int pdk_engine_create(pdk_runtime *rt, pdk_view spec, const char *id, pdk_pack *
     return take_info(rt, pdk_view_of(&out), id, "create", info, err);
 }
 
-int pdk_engine_destroy(pdk_runtime *rt, pdk_view info, bool full, pdk_error *err)
+int pdk_engine_destroy(pdk_runtime *rt, pdk_view info, bool full, bool doomed, pdk_error *err)
 {
     PDK_AUTO_PACK args = PDK_NO_PACK, out = PDK_NO_PACK;
     pdk_put_view(&args, info);
     pdk_mark opts = pdk_begin_map(&args);
     pdk_kv_bool(&args, &opts, "full", full);
+    if (doomed)
+        pdk_kv_bool(&args, &opts, "doomed", true);
     pdk_kv_num(&args, &opts, "timeout", rt->config.stop_timeout);
     pdk_end(&args, &opts);
     pdk_limit limit = pdk_limit_for(pdk_limit_current(), rt->config.stop_timeout);

@@ -50,8 +50,12 @@ static void random_name(char *to, size_t size, const char *prefix)
 /* Whether a failed creation certainly made nothing (J9). Everything else is ambiguous. */
 static bool definite(const pdk_error *e)
 {
-    static const char *const reasons[] = { "connect",   "not_sent", "refused",    "rejected",
-                                          "tls",       "limit",    "not_found",  "no_session" };
+    static const char *const reasons[] = {
+        "connect", "not_sent", "refused", "rejected", "tls", "limit", "not_found", "no_session",
+        /* what a guest refuses before it starts anything */
+        "process_limit", "no_shell", "exec_failed", "no_memory", "no_descriptors", "no_terminal", "no_space", "session_broken",
+        "session_limit", "busy",
+    };
     switch (e->kind) {
     case PDK_E_LOST: case PDK_E_INVALID_ARGUMENT: case PDK_E_QUARANTINED: case PDK_E_CAPACITY_EXHAUSTED:
     case PDK_E_UNSUPPORTED: case PDK_E_CLOSED: case PDK_E_BEING_DESTROYED:
@@ -66,11 +70,18 @@ static bool definite(const pdk_error *e)
     }
 }
 
+static double command_limit(const run *r)
+{
+    return r->spec->timeout > 0 ? r->spec->timeout : r->box->rt->config.command_timeout;
+}
+
+/* Both calls are told the command's limit: a session is not worth waiting for much longer than for the command. */
 static int session_call(run *r, const char *method, pdk_error *err)
 {
     PDK_AUTO_PACK args = PDK_NO_PACK, out = PDK_NO_PACK;
     pdk_put_cstr(&args, plane_names[r->plane]);
     pdk_put_cstr(&args, r->session);
+    pdk_put_num(&args, command_limit(r));
     return pdk_ask(r->box->rt, r->client->object, method, &args, &out, pdk_limit_current(), PDK_E_BACKEND_ERROR, err);
 }
 
@@ -260,7 +271,6 @@ static int choose(run *r)
 static int put_request(run *r, pdk_pack *args)
 {
     const pdk_exec_spec *s = r->spec;
-    double timeout = s->timeout > 0 ? s->timeout : r->box->rt->config.command_timeout;
     pdk_mark m = pdk_begin_map(args);
     pdk_kv_cstr(args, &m, "plane", plane_names[r->plane]);
     pdk_kv_cstr(args, &m, "session", r->session[0] != '\0' ? r->session : NULL);
@@ -268,7 +278,7 @@ static int put_request(run *r, pdk_pack *args)
     pdk_kv_view(args, &m, "env", s->env);
     pdk_kv_cstr(args, &m, "cwd", s->cwd);
     pdk_kv_str(args, &m, "stdin", s->stdin_data, s->stdin_len);
-    pdk_kv_num(args, &m, "timeout", timeout);
+    pdk_kv_num(args, &m, "timeout", command_limit(r));
     pdk_end(args, &m);
     return args->failed ? pdk_fail(r->err, PDK_E_INVALID_ARGUMENT, 0, "command and stdin are larger than %u MiB", PDK_PACK_MAX >> 20)
                         : 0;
@@ -301,6 +311,10 @@ static void take_result(run *r, pdk_view v)
         out->exit_code = 124;
     if (out->outcome == PDK_COMPLETED && out->exit_code < 0)
         out->outcome = PDK_UNKNOWN;
+    if (out->outcome == PDK_OOM) { /* "sandbox": all of it, not only the command */
+        const char *reason = pdk_info_str(v, "reason");
+        snprintf(out->reason, sizeof out->reason, "%s", reason != NULL ? reason : "");
+    }
     out->truncated = pdk_view_bool(pdk_view_get(v, "truncated"), false);
     out->session_reset = pdk_view_bool(pdk_view_get(v, "session_reset"), false);
     if (!pdk_view_num(pdk_view_get(v, "duration"), &out->duration))
@@ -375,6 +389,9 @@ static int send_command(run *r)
         doubt_health(r);
         fence_session(r);
         pdk_emit(r->box->rt, PDK_WARN, "outcome_unknown", r->box->id, r->box->generation, r->out->reason, rc < 0 ? &err : NULL);
+    } else if (r->out->outcome == PDK_OOM && r->out->reason[0] != '\0') {
+        doubt_health(r);
+        pdk_emit(r->box->rt, PDK_WARN, "sandbox_oom", r->box->id, r->box->generation, "its guest fell to the memory limit", NULL);
     }
     return 0;
 }

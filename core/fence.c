@@ -181,7 +181,7 @@ static void forget(victim *v)
 static void keep_for_retry(victim *v)
 {
     pdk_runtime *rt = v->rt;
-    if (v->info.len == 0) /* only the journal knows of it, and goes on knowing */
+    if (pdk_view_tag(pdk_view_of(&v->info)) != '{') /* only the journal knows of it, and goes on knowing */
         return;
     bool safe = v->journaled || v->doomed;
     v->keep_lease = !safe;
@@ -303,7 +303,7 @@ static pdk_teardown_result confirm(victim *v, pdk_error *err)
 
 static pdk_teardown_result stop(victim *v, pdk_error *err)
 {
-    if (pdk_engine_destroy(v->rt, pdk_view_of(&v->info), v->td->full, err) == 0)
+    if (pdk_engine_destroy(v->rt, pdk_view_of(&v->info), v->td->full, v->doomed, err) == 0)
         return confirm(v, err);
     PDK_AUTO_ERROR second = PDK_NO_ERROR;
     if (!v->journaled && record(v, &second) < 0) { /* the caller must know that nothing durable fences it */

@@ -1,6 +1,9 @@
 /* grip.c -- letting go of runtimes and boxes without waiting in a finalizer.
  *
- * Lock order: a grip's lock and a keeper's lock are leaves; neither is held while anything is freed. */
+ * Lock order: a grip's lock and a keeper's lock are leaves; neither is held while anything is freed.
+ *
+ * Threads: each one that is through joins the one that was before it, and the closing Lua state the last. So none is still on its
+ * way out when the state's end lets the host unload this library, or end the process. */
 #include "grip.h"
 
 #include <lauxlib.h>
@@ -10,9 +13,16 @@
 enum { MAX_RECORDS = 4096 }; /* events and log lines that wait for a host that does not look */
 static const pdk_ns CLOSE_WAIT = 10 * PDK_NS_PER_S; /* how long a closing Lua state waits for what its finalizers queued */
 
+typedef struct worker { /* a thread that sweeps one grip */
+    pdk_thread thread;  /* keeper's lock */
+    uint64_t self;      /* set by the thread before it is through */
+    pdk_grip *grip;     /* fixed */
+} worker;
+
 struct pdk_keeper {
     pdk_mutex lock;
     pdk_cond idle;
+    worker *ended;      /* lock; through with its work, to be joined */
     atomic_int refs;    /* the state's userdata, and each grip */
     int busy;           /* lock; threads at work for this state */
     pdk_grip *unwanted; /* lock; runtimes without threads, to be freed by the next one who may wait */
@@ -27,10 +37,22 @@ bool pdk_grip_forked(const pdk_grip *g)
 
 /* ---- keepers ------------------------------------------------------------------------------------------- */
 
+static void worker_join(worker *w)
+{
+    if (w == NULL)
+        return;
+    if (w->self != pdk_thread_self())
+        pdk_thread_join(&w->thread);
+    else
+        pdk_thread_detach(&w->thread); /* it closes its own universe: nobody else is left to wait for it */
+    free(w);
+}
+
 static void keeper_unref(pdk_keeper *k)
 {
     if (atomic_fetch_sub(&k->refs, 1) != 1)
         return;
+    worker_join(k->ended);
     pdk_cond_destroy(&k->idle);
     pdk_mutex_destroy(&k->lock);
     free(k);
@@ -68,12 +90,16 @@ static int keeper_gc(lua_State *L)
     if (k == NULL || box->pid != getpid())
         return 0;
     pdk_keeper_drain(k);
+    worker *last;
     {
         PDK_GUARD(k->lock);
         pdk_ns until = pdk_now_monotonic() + CLOSE_WAIT;
         while (k->busy > 0 && pdk_now_monotonic() < until)
             pdk_cond_wait_until(&k->idle, &k->lock, until);
+        last = k->ended;
+        k->ended = NULL;
     }
+    worker_join(last);
     keeper_unref(k);
     return 0;
 }
@@ -186,16 +212,22 @@ static bool reaper_goes_on(pdk_grip *g, bool *destroy)
     return false;
 }
 
-static void keeper_busy(pdk_keeper *k, int change)
+/* The worker is through but for its return. The one before it is the answer, to be joined. */
+static worker *worker_ends(pdk_keeper *k, worker *w)
 {
+    w->self = pdk_thread_self();
     PDK_GUARD(k->lock);
-    k->busy += change;
+    worker *before = k->ended;
+    k->ended = w;
+    k->busy--;
     pdk_cond_broadcast(&k->idle);
+    return before;
 }
 
 static void *reap(void *arg)
 {
-    pdk_grip *g = arg;
+    worker *w = arg;
+    pdk_grip *g = w->grip;
     pdk_keeper *k = g->keeper;
     atomic_fetch_add(&k->refs, 1);
     /* A runtime that lives in the universe may hold the last reference to it, and the universe's end waits for threads
@@ -207,7 +239,7 @@ static void *reap(void *arg)
     while (reaper_goes_on(g, &destroy));
     if (destroy)
         grip_destroy(g);
-    keeper_busy(k, -1);
+    worker_join(worker_ends(k, w));
     keeper_unref(k);
     if (script != NULL)
         pdk_script_release(script);
@@ -217,10 +249,18 @@ static void *reap(void *arg)
 /* Starts the thread that sweeps, `reaping` having been set by the caller. */
 static bool start_reaper(pdk_grip *g)
 {
-    keeper_busy(g->keeper, 1);
-    if (pdk_thread_start_detached("pdk-finalize", reap, g) == 0)
+    pdk_keeper *k = g->keeper; /* the thread may destroy the grip before this function goes on */
+    worker *w = calloc(1, sizeof *w);
+    bool started = false;
+    if (w != NULL) {
+        w->grip = g;
+        PDK_GUARD(k->lock); /* its thread's end needs the handle that is written here */
+        started = pdk_thread_start(&w->thread, "pdk-finalize", reap, w) == 0;
+        k->busy += started;
+    }
+    if (started)
         return true;
-    keeper_busy(g->keeper, -1);
+    free(w);
     PDK_GUARD(g->lock);
     g->reaping = false;
     return false;

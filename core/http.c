@@ -534,7 +534,7 @@ static int fail_code(const transfer *t, CURLcode code, pdk_error *err)
         return fail_with(err, "protocol", 0, t, "the answer's headers are longer than 256 KiB");
     if (t->too_long) {
         snprintf(what, sizeof what, "the answer is longer than %zu bytes", t->max_body);
-        return fail_with(err, "protocol", 0, t, what);
+        return fail_with(err, "too_large", 0, t, what);
     }
     long sys = 0;
     curl_easy_getinfo(t->easy, CURLINFO_OS_ERRNO, &sys);

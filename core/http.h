@@ -40,7 +40,7 @@ typedef struct pdk_http_response { /* freed by pdk_http_response_free */
 typedef enum pdk_http_failure { PDK_HTTP_NONE, PDK_HTTP_NOT_SENT, PDK_HTTP_AMBIGUOUS } pdk_http_failure;
 
 /* 0 whenever there is an answer, whatever its status. -1: backend_error, with reason "connect", "read_timeout", "write",
- * "read", "protocol" or "tls"; or timeout / cancelled when the thread's limit ended it. *failure says what is known. */
+ * "read", "protocol", "too_large" or "tls"; or timeout / cancelled when the thread's limit ended it. *failure says what is known. */
 int pdk_http_do(const pdk_http_request *req, pdk_http_response *out, pdk_http_failure *failure, pdk_error *err);
 void pdk_http_response_free(pdk_http_response *r);
 void pdk_http_close_idle(void); /* closes all pooled connections */

@@ -28,13 +28,13 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#define HASH 64             /* hexadecimal digits of a SHA-256 */
-#define UNKNOWN "unknown"   /* the name of a record without a generation */
-#define HALF 21             /* bytes of ".<16 digits>.new" */
-#define NAME (HASH + HALF + 1)
+#define HASH       64        /* hexadecimal digits of a SHA-256 */
+#define UNKNOWN    "unknown" /* the name of a record without a generation */
+#define HALF       21        /* bytes of ".<16 digits>.new" */
+#define NAME       (HASH + HALF + 1)
 #define MAX_RECORD (1 << 20)
-#define MAGIC "paddock quarantine 1\n"
-#define SUM 16              /* hexadecimal digits of the checksum in the last line */
+#define MAGIC      "paddock quarantine 1\n"
+#define SUM        16 /* hexadecimal digits of the checksum in the last line */
 
 typedef struct form { /* fixed at birth */
     char *dir;        /* state_dir/quarantine */
@@ -141,7 +141,8 @@ static char *write_text(form *f, const char *id, const char *generation, const c
     put_line(&t, "id", id);
     put_line(&t, "generation", generation);
     put_line(&t, "why", why);
-    snprintf(at, sizeof at, "%lld.%06d", (long long)(pdk_now_wall() / PDK_NS_PER_S), (int)(pdk_now_wall() % PDK_NS_PER_S / 1000));
+    snprintf(at, sizeof at, "%lld.%06d", (long long)(pdk_now_wall() / PDK_NS_PER_S),
+             (int)(pdk_now_wall() % PDK_NS_PER_S / 1000));
     put_line(&t, "at", at);
     sha256_hex(sum, bytes, (size_t)(t.p - bytes));
     sum[SUM] = '\0';
@@ -194,8 +195,12 @@ static bool read_text(record *r, size_t len)
     sha256_hex(sum, r->bytes, len - tail);
     if (memcmp(r->bytes + len - tail, "sum=", 4) != 0 || memcmp(r->bytes + len - tail + 4, sum, SUM) != 0)
         return false;
-    const struct { const char *name; const char **to; } fields[] = {
-        { "scope=", &r->scope }, { "id=", &r->id }, { "generation=", &r->generation }, { "why=", &r->why }, { "at=", &r->at },
+    const struct {
+        const char *name;
+        const char **to;
+    } fields[] = {
+        { "scope=", &r->scope }, { "id=", &r->id }, { "generation=", &r->generation },
+        { "why=", &r->why },     { "at=", &r->at },
     };
     for (char *line = r->bytes + head, *end = r->bytes + len - tail, *next; line < end; line = next) {
         next = memchr(line, '\n', (size_t)(end - line));
@@ -228,8 +233,8 @@ static int read_record(int at, const char *folder, const char *name, record *r)
     ptrdiff_t n = pdk_pread_all(fd, r->bytes, (size_t)st.st_size, 0);
     if (n < 0)
         return -1;
-    if (n != st.st_size || !read_text(r, (size_t)n) || !key_of(r->scope, r->id, r->generation, &k) || strcmp(k.id, folder) != 0 ||
-        strcmp(k.record, name) != 0) {
+    if (n != st.st_size || !read_text(r, (size_t)n) || !key_of(r->scope, r->id, r->generation, &k) ||
+        strcmp(k.id, folder) != 0 || strcmp(k.record, name) != 0) {
         errno = EBADMSG;
         return -1;
     }
@@ -559,8 +564,9 @@ static void file_free(void *self)
     free(f);
 }
 
-static const pdk_journal_ops file_ops = { .type = "file", .record = file_record, .has = file_has,
-                                          .retire = file_retire, .list = file_list, .free = file_free };
+static const pdk_journal_ops file_ops = {
+    .type = "file", .record = file_record, .has = file_has, .retire = file_retire, .list = file_list, .free = file_free
+};
 
 pdk_journal *pdk_journal_file(const char *state_dir, const char *scope, pdk_error *err)
 {
@@ -575,7 +581,8 @@ pdk_journal *pdk_journal_file(const char *state_dir, const char *scope, pdk_erro
     snprintf(f->dir, len, "%s/quarantine", state_dir);
     PDK_AUTO_FD dir = pdk_dir_own(f->dir, PDK_E_IO_ERROR, err), above = -1;
     int rc = dir < 0 ? -1 : 0;
-    if (rc == 0 && ((above = openat(dir, "..", O_RDONLY | O_DIRECTORY | O_CLOEXEC)) < 0 || fsync(dir) < 0 || fsync(above) < 0))
+    if (rc == 0 &&
+        ((above = openat(dir, "..", O_RDONLY | O_DIRECTORY | O_CLOEXEC)) < 0 || fsync(dir) < 0 || fsync(above) < 0))
         rc = pdk_fail(err, PDK_E_IO_ERROR, errno, "cannot sync the folder %s", f->dir);
     if (rc == 0)
         return pdk_journal_new(&file_ops, f, err);

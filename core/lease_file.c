@@ -75,7 +75,8 @@ static int write_slot(visit *v, pdk_slot_state state, pdk_ns until, pdk_error *e
 static int seize(visit *v, bool del, int64_t floor, int64_t *token, pdk_error *err)
 {
     store *s = v->s;
-    bool same = v->ours && (v->live || v->slot.state == (uint32_t)PDK_SLOT_OWN || (v->slot.state == (uint32_t)PDK_SLOT_DEL && del));
+    bool same = v->ours &&
+                (v->live || v->slot.state == (uint32_t)PDK_SLOT_OWN || (v->slot.state == (uint32_t)PDK_SLOT_DEL && del));
     if ((!same || v->slot.token <= floor) && pdk_slots_mint(s->slots, floor, &v->slot.token, err) < 0)
         return -1;
     memset(v->slot.owner, 0, sizeof v->slot.owner);
@@ -194,8 +195,8 @@ static int read_boot(char *out, size_t size, pdk_error *err)
     return out[0] != '\0' ? 0 : pdk_fail(err, PDK_E_OWNERSHIP_UNAVAILABLE, 0, "%s holds no boot id", path);
 }
 
-pdk_lease *pdk_lease_file_of_boot(const char *state_dir, const char *scope, const char *boot, const char *runtime_id, double ttl,
-                                  pdk_clock *clock, pdk_error *err)
+pdk_lease *pdk_lease_file_of_boot(const char *state_dir, const char *scope, const char *boot, const char *runtime_id,
+                                  double ttl, pdk_clock *clock, pdk_error *err)
 {
     store *s = calloc(1, sizeof *s);
     if (s == NULL || (s->scope = strdup(scope)) == NULL) {

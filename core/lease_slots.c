@@ -38,20 +38,20 @@
 #include <sys/stat.h>
 
 #define LOCK_WAIT (5 * PDK_NS_PER_S)
-#define SLICE (20 * 1000 * 1000) /* ns: how late a waiter sees that it was cancelled */
-#define WINDOW 16                /* slots read at once */
-#define FEWEST 256u              /* slots of a small table: 32 KiB */
-#define STALE 60                 /* seconds after which a table that never got its name is a crash's leftover */
-#define MAGIC "PDKLEAS1"
+#define SLICE     (20 * 1000 * 1000) /* ns: how late a waiter sees that it was cancelled */
+#define WINDOW    16                 /* slots read at once */
+#define FEWEST    256u               /* slots of a small table: 32 KiB */
+#define STALE     60                 /* seconds after which a table that never got its name is a crash's leftover */
+#define MAGIC     "PDKLEAS1"
 
 typedef struct head { /* as on disk: as large as a slot */
     uint64_t check;
     char magic[8];
-    uint64_t nonce;     /* of this table: slots of another one do not pass for its own */
-    uint64_t slots;     /* a power of two */
-    uint64_t used;      /* at least as many are not empty */
-    int64_t last;       /* the last token */
-    uint64_t time_ns;   /* the time namespace whose boot clock the times are of */
+    uint64_t nonce;   /* of this table: slots of another one do not pass for its own */
+    uint64_t slots;   /* a power of two */
+    uint64_t used;    /* at least as many are not empty */
+    int64_t last;     /* the last token */
+    uint64_t time_ns; /* the time namespace whose boot clock the times are of */
     char unused[72];
 } head;
 _Static_assert(sizeof(pdk_slot) == 128 && sizeof(head) == 128, "a slot is written by one write within one page");
@@ -62,9 +62,9 @@ struct pdk_slots {
     int64_t users_byte;
     pdk_mutex lock;
     pdk_cond turn;
-    bool busy, closed;   /* lock */
-    int fd, users;       /* busy; -1 = not open */
-    dev_t dev;           /* busy; of fd */
+    bool busy, closed; /* lock */
+    int fd, users;     /* busy; -1 = not open */
+    dev_t dev;         /* busy; of fd */
     ino_t ino;
     bool joined;         /* busy; `users` says that we use fd's table */
     head head, head_was; /* busy; to be written, and as it is on disk */
@@ -85,8 +85,10 @@ static void memory_leave(void *p)
 
 static int damaged(pdk_slots *s, pdk_error *err)
 {
-    return pdk_fail(err, NO_ANSWER, 0, "the lease table %s is damaged: stop every runtime of this state directory, and the next "
-                    "one to start makes a new table", s->path);
+    return pdk_fail(err, NO_ANSWER, 0,
+                    "the lease table %s is damaged: stop every runtime of this state directory, and the next "
+                    "one to start makes a new table",
+                    s->path);
 }
 
 /* Not for secrets: it finds damage. Word by word, seeded with the table and the place. */
@@ -135,8 +137,10 @@ static int waited_out(pdk_slots *s, pdk_error *err)
 {
     if (cancelled())
         return pdk_fail(err, NO_ANSWER, 0, "cancelled while waiting for the lease table %s", s->path);
-    return pdk_fail(err, NO_ANSWER, 0, "the lease table %s stayed locked by another process: is one that uses this state "
-                    "directory stopped?", s->path);
+    return pdk_fail(err, NO_ANSWER, 0,
+                    "the lease table %s stayed locked by another process: is one that uses this state "
+                    "directory stopped?",
+                    s->path);
 }
 
 /* 0, or -1 at the deadline. No peer can wake us: look again, soon at first. */
@@ -199,7 +203,8 @@ static int write_table(pdk_slots *s, const pdk_slot *keep, size_t count, uint64_
     PDK_AUTO_ERROR why = PDK_NO_ERROR;
     if (pdk_lock_range(fd, F_WRLCK, 0, 1, &why) != 1) {
         unlink(temp);
-        return pdk_fail(err, NO_ANSWER, why.sys, "this filesystem cannot lock %s: use a local one (option state_dir)", s->path);
+        return pdk_fail(err, NO_ANSWER, why.sys, "this filesystem cannot lock %s: use a local one (option state_dir)",
+                        s->path);
     }
     return pdk_fd_take(&fd);
 }
@@ -242,7 +247,7 @@ static int replace_table(pdk_slots *s, const pdk_slot *keep, size_t count, uint6
     return 0;
 }
 
-/* The first table, or the first one after somebody has removed all. 0 also when another process was quicker. */
+/* The first table, or the first one after somebody has removed all; not open yet. 0 also when another process was quicker. */
 static int make_table(pdk_slots *s, pdk_error *err)
 {
     char temp[4300];
@@ -258,12 +263,9 @@ static int make_table(pdk_slots *s, pdk_error *err)
         made = renameat2(AT_FDCWD, temp, AT_FDCWD, s->path, RENAME_NOREPLACE) == 0;
     int sys = errno;
     unlink(temp);
-    if (made) {
-        adopt(s, fd);
-        return 0;
-    }
-    close(fd);
-    return sys == EEXIST || sys == ENOENT ? 0 : pdk_fail(err, NO_ANSWER, sys, "cannot make the lease table %s", s->path);
+    close(fd); /* it is opened anew, by its name */
+    return made || sys == EEXIST || sys == ENOENT ? 0
+                                                  : pdk_fail(err, NO_ANSWER, sys, "cannot make the lease table %s", s->path);
 }
 
 /* ---- finding the table in force ---- */
@@ -300,8 +302,6 @@ static int open_table(pdk_slots *s, pdk_error *err)
             return pdk_fail(err, NO_ANSWER, errno, "cannot open the lease table %s", s->path);
         if (make_table(s, err) < 0)
             return -1;
-        if (s->fd >= 0)
-            return 0;
     }
     return pdk_fail(err, NO_ANSWER, 0, "the lease table %s is removed again and again", s->path);
 }
@@ -332,8 +332,10 @@ static int read_head(pdk_slots *s, pdk_error *err)
     if (n != sizeof s->head || !head_sound(&s->head))
         return damaged(s, err);
     if (s->head.time_ns != s->time_ns)
-        return pdk_fail(err, NO_ANSWER, 0, "the lease table %s is of another time namespace: give this runtime a state_dir of its "
-                        "own", s->path);
+        return pdk_fail(err, NO_ANSWER, 0,
+                        "the lease table %s is of another time namespace: give this runtime a state_dir of its "
+                        "own",
+                        s->path);
     s->head_was = s->head;
     if (s->head.last > s->seen)
         s->seen = s->head.last;
@@ -546,7 +548,8 @@ static void sweep(pdk_slots *s, size_t boot, bool remove)
         if (!remove || stat(path, &st) < 0)
             continue;
         if (half ? pdk_now_wall() / PDK_NS_PER_S - st.st_mtime > STALE
-                 : strncmp(e->d_name, s->name, boot) != 0 && pdk_lock_test(s->users, F_WRLCK, byte_of(e->d_name), 1, NULL) == 0)
+                 : strncmp(e->d_name, s->name, boot) != 0 &&
+                       pdk_lock_test(s->users, F_WRLCK, byte_of(e->d_name), 1, NULL) == 0)
             unlink(path);
     }
     closedir(dir);
@@ -611,8 +614,9 @@ pdk_slots *pdk_slots_open(const char *state_dir, const char *boot, bool manual, 
         return NULL;
     }
     s->users_byte = byte_of(s->name);
-    int rc = strlen(s->path) < 4200 ? begin(s, strlen("table.") + strlen(boot), err)
-                                    : pdk_fail(err, NO_ANSWER, ENAMETOOLONG, "cannot use the state directory %.100s...", state_dir);
+    int rc = strlen(s->path) < 4200
+                 ? begin(s, strlen("table.") + strlen(boot), err)
+                 : pdk_fail(err, NO_ANSWER, ENAMETOOLONG, "cannot use the state directory %.100s...", state_dir);
     if (rc == 0)
         return s;
     pdk_slots_free(s);

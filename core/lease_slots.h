@@ -11,16 +11,21 @@
 #include "error.h"
 #include "sync.h"
 
-#define PDK_SLOT_KEY 32 /* bytes: SHA-256 of what the lease is for */
+#define PDK_SLOT_KEY  32                         /* bytes: SHA-256 of what the lease is for */
 #define PDK_SLOT_KEPT (24 * 3600 * PDK_NS_PER_S) /* how long a lease that has ended is remembered, at least */
 
-typedef enum pdk_slot_state { PDK_SLOT_EMPTY = 1, PDK_SLOT_FREE, PDK_SLOT_OWN, PDK_SLOT_DEL } pdk_slot_state; /* 0 is damage */
+typedef enum pdk_slot_state {
+    PDK_SLOT_EMPTY = 1,
+    PDK_SLOT_FREE,
+    PDK_SLOT_OWN,
+    PDK_SLOT_DEL
+} pdk_slot_state; /* 0 is damage */
 
 typedef struct pdk_slot { /* as on disk, in the machine's byte order: it never leaves the machine */
     uint64_t check;       /* of the rest, the table's nonce and the slot's position */
     unsigned char key[PDK_SLOT_KEY];
     int64_t token;
-    pdk_ns until;         /* when the lease ends or ended; of FREE: when it was released */
+    pdk_ns until; /* when the lease ends or ended; of FREE: when it was released */
     uint32_t state, unused;
     char owner[64];
 } pdk_slot;

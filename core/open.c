@@ -37,7 +37,7 @@ typedef struct normalizing {
 static int normalize(lua_State *L, void *arg)
 {
     normalizing *n = arg;
-    push_config(L, "normalize");
+    push_config(L, "for_open");
     pdk_view_to_lua(L, n->plain);
     lua_call(L, 1, 1);
     pack_top(L, n->out);
@@ -89,7 +89,7 @@ static int read_config(lua_State *L, void *arg)
         lua_newtable(L);
     }
     lua_call(L, 1, 2); /* plain, tables */
-    push_config(L, "normalize");
+    push_config(L, "for_open");
     lua_pushvalue(L, -3);
     lua_call(L, 1, 1);
     pack_top(L, &r->out->options);

@@ -77,7 +77,11 @@ struct pdk_error {
     int attempt;            /* which attempt failed, from 1; 0 = does not apply */
     pdk_error *cause;       /* owned; NULL at the root */
 };
+#ifdef __cplusplus
+#define PDK_NO_ERROR (pdk_error())
+#else
 #define PDK_NO_ERROR ((pdk_error){ .kind = PDK_OK })
+#endif
 
 /* The kind's name, such as "invalid_argument". Static storage. */
 PDK_API const char *pdk_error_kind_name(pdk_error_kind kind);
@@ -165,7 +169,8 @@ typedef struct pdk_command {
 
 typedef struct pdk_result {
     pdk_outcome outcome;
-    char reason[24];            /* of PDK_UNKNOWN: "response" or "session_creation"; else empty */
+    char reason[24];            /* of PDK_UNKNOWN: "response" or "session_creation"; of PDK_OOM: "sandbox"
+                                   when all of it died; else empty */
     int exit_code;              /* 128 + signal when signalled, 124 at the time limit; -1 = unknown */
     int signal;                 /* 0 = none */
     bool truncated;             /* output beyond the bound was dropped */

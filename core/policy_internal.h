@@ -29,7 +29,7 @@ extern const char *const pdk_policy_names[PDK_POLICY_FILES]; /* "identity", ... 
 typedef struct pdk_hook_info {
     int file; /* index in pdk_policy_names */
     const char *function;
-    bool required;
+    bool required; /* a file without it takes the built-in one; where false, the core has an answer of its own */
 } pdk_hook_info;
 extern const pdk_hook_info pdk_hook_infos[PDK_HOOKS];
 

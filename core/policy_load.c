@@ -294,7 +294,9 @@ typedef struct loading {
     pdk_policy_set *set;
     uint64_t ticket;
     pdk_error *err;
-    int file; /* the one at hand */
+    int file;           /* the one at hand */
+    const source *text; /* what it is loaded from */
+    int named;          /* how many of the file's functions that text names */
 } loading;
 
 void pdk_policy_set_free(pdk_script *s, pdk_policy_set *set)
@@ -324,19 +326,22 @@ static bool known_function(int file, const char *name)
     return false;
 }
 
-/* A misspelt function would be ignored in silence. The file's table is at `table`. */
-static void refuse_unknown(lua_State *L, int table, int file, const char *path)
+/* A misspelt function would be ignored in silence. The file's table is at `table`. Returns how many of the file's functions
+ * it names. */
+static int refuse_unknown(lua_State *L, int table, int file, const char *path)
 {
+    int named = 0;
     for (lua_pushnil(L); lua_next(L, table) != 0; lua_pop(L, 1)) {
-        if (lua_type(L, -1) != LUA_TFUNCTION)
-            continue;
-        if (lua_type(L, -2) != LUA_TSTRING || !known_function(file, lua_tostring(L, -2))) {
+        bool known = lua_type(L, -2) == LUA_TSTRING && known_function(file, lua_tostring(L, -2));
+        named += known;
+        if (!known && lua_type(L, -1) == LUA_TFUNCTION) {
             lua_Debug ar;
             const char *name = lua_type(L, -2) == LUA_TSTRING ? lua_tostring(L, -2) : "[?]";
             lua_getinfo(L, ">S", &ar); /* takes the function */
             luaL_error(L, "%s:%d: '%s' is no function of this policy", path, ar.linedefined > 0 ? ar.linedefined : 1, name);
         }
     }
+    return named;
 }
 
 /* Takes the function of hook h out of the table at the top of the stack. */
@@ -345,7 +350,7 @@ static void take_function(lua_State *L, loading *l, pdk_hook h, const char *path
     pdk_policy_fn *fn = &l->set->fns[h];
     const char *name = pdk_hook_infos[h].function;
     lua_Debug ar;
-    if (lua_getfield(L, -1, name) == LUA_TNIL && !pdk_hook_infos[h].required) {
+    if (lua_getfield(L, -1, name) == LUA_TNIL && (l->named > 0 || !pdk_hook_infos[h].required)) {
         lua_pop(L, 1);
         return;
     }
@@ -365,22 +370,22 @@ static int load_body(lua_State *L)
 {
     load_call *c = lua_touserdata(L, 1);
     loading *l = c->l;
-    const source *f = &l->g->files[l->file];
+    const source *f = l->text;
     lua_newtable(L);
     c->call.loaded_ref = luaL_ref(L, LUA_REGISTRYINDEX);
     pdk_policy_run_text(L, f->path, f->text, f->len);
     if (lua_type(L, -1) != LUA_TTABLE)
         luaL_error(L, "%s:1: the file must return a table of functions, not %s", f->path, luaL_typename(L, -1));
-    refuse_unknown(L, lua_gettop(L), l->file, f->path);
+    l->named = refuse_unknown(L, lua_gettop(L), l->file, f->path);
     for (int h = 0; h < PDK_HOOKS; h++)
-        if (pdk_hook_infos[h].file == l->file)
+        if (pdk_hook_infos[h].file == l->file && l->set->fns[h].ref == LUA_NOREF)
             take_function(L, l, (pdk_hook)h, f->path);
     return 0;
 }
 
-static int load_file(lua_State *L, loading *l)
+static int load_text(lua_State *L, loading *l, const source *f)
 {
-    const source *f = &l->g->files[l->file];
+    l->text = f;
     load_call c = { .l = l };
     c.call.p = l->p;
     c.call.what = "loading";
@@ -393,6 +398,23 @@ static int load_file(lua_State *L, loading *l)
     if (rc < 0 && l->err != NULL && l->err->kind == PDK_E_INVALID_ARGUMENT) /* policy.fail has no request to refuse here */
         pdk_error_become(l->err, PDK_E_POLICY_ERROR, "raised", "%s:1: loading", f->path);
     return rc;
+}
+
+/* The file at hand, and the built-in functions in place of required ones that it leaves out. */
+static int load_file(lua_State *L, loading *l)
+{
+    if (load_text(L, l, &l->g->files[l->file]) < 0)
+        return -1;
+    for (int h = 0; h < PDK_HOOKS; h++) {
+        if (pdk_hook_infos[h].file != l->file || !pdk_hook_infos[h].required || l->set->fns[h].ref != LUA_NOREF)
+            continue;
+        source own = { 0 };
+        int rc = use_built_in(&own, l->file, l->err) < 0 || load_text(L, l, &own) < 0 ? -1 : 0;
+        free(own.path);
+        free(own.text);
+        return rc;
+    }
+    return 0;
 }
 
 static int load_and_swap(lua_State *L, void *arg)

@@ -360,6 +360,28 @@ static void forget_lost(pdk_runtime *rt, const leased *l)
     pdk_emit(rt, PDK_WARN, "lost", l->at.id, NULL, "its lease went to a peer", NULL);
 }
 
+bool pdk_forget_lost(pdk_runtime *rt, const char *id)
+{
+    PDK_AUTO_ERROR err = PDK_NO_ERROR;
+    pdk_renewal answer;
+    leased l = { 0 };
+    {
+        PDK_GUARD(rt->pool.registry);
+        pdk_entry *e = pdk_pool_find(&rt->pool, id);
+        if (e == NULL || (e->state != PDK_ACTIVE && e->state != PDK_WARM))
+            return false;
+        memcpy(l.at.id, e->id, sizeof l.at.id);
+        l.at.incarnation = e->incarnation;
+        l.epoch = e->epoch;
+    }
+    if (pdk_lease_renew(rt->lease, id, &answer, &err) < 0 || answer != PDK_LOST)
+        return false;
+    forget_lost(rt, &l);
+    PDK_GUARD(rt->pool.registry);
+    pdk_entry *e = pdk_pool_find(&rt->pool, id);
+    return e == NULL || e->state == PDK_ABSENT;
+}
+
 static void renewed(pdk_runtime *rt, const leased *l, pdk_ns before)
 {
     PDK_GUARD(rt->pool.registry);

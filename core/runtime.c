@@ -244,12 +244,51 @@ static pdk_clock_type clock_type(pdk_view options)
     return name != NULL && strcmp(name, "manual") == 0 ? PDK_CLOCK_MANUAL : PDK_CLOCK_MONOTONIC;
 }
 
+/* How grave a line on stderr must be; lua/paddock/config.lua has seen to it that `log` is one of these. */
+static pdk_log_level least_level(pdk_view options)
+{
+    static const char *const names[] = { [PDK_DEBUG] = "debug", [PDK_INFO] = "info", [PDK_WARN] = "warn", [PDK_ERROR] = "error", "off" };
+    const char *name = pdk_info_str(options, "log");
+    size_t level = PDK_DEBUG;
+    while (name != NULL && level <= PDK_ERROR && strcmp(name, names[level]) != 0)
+        level++;
+    return name == NULL ? PDK_INFO : (pdk_log_level)level;
+}
+
+static pdk_lease *open_lease(pdk_runtime *rt, pdk_error *err)
+{
+    pdk_view options = pdk_view_get(pdk_view_of(&rt->config.options), "ownership");
+    const char *type = pdk_info_str(options, "type");
+    char scope[320];
+    if (type != NULL && strcmp(type, "redis") == 0)
+        return pdk_store_scope_of_machine(rt, scope, sizeof scope, err) < 0
+                   ? NULL
+                   : pdk_lease_redis(pdk_info_str(options, "url"), scope, rt->id, rt->config.ttl, err);
+    if (rt->config.state_dir == NULL || (type != NULL && strcmp(type, "memory") == 0))
+        return pdk_lease_memory(rt->id, rt->config.ttl, rt->clock, err);
+    return pdk_lease_file(rt->config.state_dir, pdk_store_scope(rt), rt->id, rt->config.ttl, rt->clock, err);
+}
+
 static int open_stores(pdk_runtime *rt, const pdk_open_spec *spec, pdk_error *err)
 {
-    rt->lease = spec->ownership != NULL ? pdk_lease_table(spec->ownership, rt->id, rt->config.ttl, err)
-                                        : pdk_lease_memory(rt->id, rt->config.ttl, rt->clock, err);
-    rt->journal = spec->journal != NULL ? pdk_journal_table(spec->journal, err) : pdk_journal_memory(err);
-    return rt->lease == NULL || rt->journal == NULL ? -1 : 0;
+    const char *journal = pdk_info_str(pdk_view_of(&rt->config.options), "journal");
+    bool memory = rt->config.state_dir == NULL || (journal != NULL && strcmp(journal, "memory") == 0);
+    if (spec->ownership != NULL) /* both tables are ours from here on, also when something fails */
+        rt->lease = pdk_lease_table(spec->ownership, rt->id, rt->config.ttl, err);
+    if (spec->journal != NULL)
+        rt->journal = pdk_journal_table(spec->journal, err);
+    if (pdk_state_dir_make(rt, err) < 0)
+        return -1;
+    if (spec->ownership == NULL)
+        rt->lease = open_lease(rt, err);
+    if (spec->journal == NULL && rt->lease != NULL)
+        rt->journal = memory ? pdk_journal_memory(err) : pdk_journal_file(rt->config.state_dir, pdk_store_scope(rt), err);
+    if (rt->lease == NULL || rt->journal == NULL)
+        return -1;
+    if (strcmp(pdk_lease_type(rt->lease), "memory") == 0 && pdk_state_dir_shared(rt))
+        pdk_emit(rt, PDK_WARN, "ownership_in_memory", NULL, NULL, "another runtime uses this state directory, and leases in memory "
+                 "do not keep the two apart: give both ownership = { type = \"file\" }", NULL);
+    return 0;
 }
 
 static int open_parts(pdk_runtime *rt, const pdk_open_spec *spec, pdk_error *err)
@@ -257,8 +296,6 @@ static int open_parts(pdk_runtime *rt, const pdk_open_spec *spec, pdk_error *err
     if (open_stores(rt, spec, err) < 0)
         return -1;
     pdk_view o = pdk_view_of(&rt->config.options);
-    if (pdk_state_dir_make(rt, err) < 0)
-        return -1;
     char path[4200];
     snprintf(path, sizeof path, "%s/turns", rt->config.state_dir != NULL ? rt->config.state_dir : "");
     rt->serial = pdk_serial_new(rt->config.state_dir != NULL ? path : NULL, err);
@@ -306,7 +343,8 @@ pdk_runtime *pdk_runtime_open(const pdk_open_spec *spec, pdk_error *err)
     int rc = pdk_config_read(&rt->config, spec->options, &rt->policy_base, err);
     if (rc == 0) {
         rt->clock = pdk_clock_new(clock_type(pdk_view_of(&rt->config.options)), rt->config.threads);
-        rt->log = rt->clock == NULL ? NULL : pdk_log_new(rt->clock, rt->config.threads, PDK_INFO, spec->log_sink, spec->log_ctx);
+        pdk_log_level least = spec->log_sink != NULL ? PDK_INFO : least_level(pdk_view_of(&rt->config.options));
+        rt->log = rt->clock == NULL ? NULL : pdk_log_new(rt->clock, rt->config.threads, least, spec->log_sink, spec->log_ctx);
         if (rt->clock == NULL || rt->log == NULL)
             rc = pdk_fail(err, PDK_E_NO_MEMORY, 0, "no memory for a runtime");
     }
@@ -330,6 +368,7 @@ static void let_go(pdk_runtime *rt)
     for (;;) {
         pdk_client *client = NULL;
         char id[64] = "";
+        bool release = true;
         {
             PDK_GUARD(rt->pool.registry);
             for (pdk_node *n = pdk_map_each(&rt->pool.ids, NULL); n != NULL; n = pdk_map_each(&rt->pool.ids, n)) {
@@ -339,6 +378,7 @@ static void let_go(pdk_runtime *rt)
                 memcpy(id, e->id, sizeof id);
                 client = e->client;
                 e->client = NULL;
+                release = !e->keep_del; /* nothing else fences that one: its lease runs out by itself */
                 pdk_entry_move(&rt->pool, e, PDK_ABSENT);
                 pdk_entry_sweep(&rt->pool, e);
                 break;
@@ -348,7 +388,7 @@ static void let_go(pdk_runtime *rt)
             return;
         pdk_client_close(rt, client, id, "reset");
         PDK_AUTO_ERROR err = PDK_NO_ERROR;
-        if (rt->lease != NULL && pdk_lease_release(rt->lease, id, &err) < 0)
+        if (release && rt->lease != NULL && pdk_lease_release(rt->lease, id, &err) < 0)
             pdk_emit(rt, PDK_WARN, "lease_release_failed", id, NULL, "reset", &err);
     }
 }
@@ -399,6 +439,15 @@ static bool drain(pdk_runtime *rt, double seconds)
     return rt->calls == 0;
 }
 
+/* Tells the ownership store; once. */
+static void close_lease(pdk_runtime *rt)
+{
+    PDK_AUTO_ERROR why = PDK_NO_ERROR;
+    if (!rt->lease_closed && pdk_lease_close(rt->lease, &why) < 0)
+        pdk_emit(rt, PDK_WARN, "store_close_failed", NULL, NULL, NULL, &why);
+    rt->lease_closed = true;
+}
+
 int pdk_runtime_reset(pdk_runtime *rt, pdk_error *err)
 {
     int rc = end_begin(rt, err);
@@ -407,8 +456,10 @@ int pdk_runtime_reset(pdk_runtime *rt, pdk_error *err)
     rc = pdk_threads_stop(rt, err);
     if (rc == 0 && !drain(rt, 5))
         rc = pdk_fail(err, PDK_E_TIMEOUT, 0, "calls are still in flight after 5 s; reset again when they have ended");
-    if (rc == 0)
+    if (rc == 0) {
         let_go(rt);
+        close_lease(rt);
+    }
     end_leave(rt, rc == 0);
     return rc;
 }
@@ -463,6 +514,8 @@ static size_t stop_all(pdk_runtime *rt, bool drained, pdk_error *err)
         }
         if (r == PDK_TD_REFUSED && !drained && refused_for_now(&td))
             continue;
+        if (r == PDK_TD_REFUSED && strcmp(td.why, "peer") == 0 && pdk_forget_lost(rt, v.ids[i]))
+            continue; /* nobody has renewed it since a peer took it, and nobody will: it is the peer's to stop */
         left++;
         if (r == PDK_TD_REFUSED)
             pdk_fail_reason(&why, PDK_E_REPLACEMENT_DEFERRED, "teardown_refused", "the teardown of %s was refused (%s)", td.id, td.why);
@@ -491,10 +544,7 @@ int pdk_runtime_shutdown(pdk_runtime *rt, pdk_error *err)
                                   left == 1 ? "" : "es");
     }
     if (rc == 0 && !rt->lease_closed) {
-        rt->lease_closed = true;
-        PDK_AUTO_ERROR why = PDK_NO_ERROR;
-        if (pdk_lease_close(rt->lease, &why) < 0)
-            pdk_emit(rt, PDK_WARN, "store_close_failed", NULL, NULL, NULL, &why);
+        close_lease(rt);
         pdk_emit(rt, PDK_INFO, "shut_down", NULL, NULL, NULL, NULL);
     }
     if (rc < 0) {

@@ -5,6 +5,10 @@
  * library that tries a new call first would die at random. clone3 answers ENOSYS because its flags are out of a filter's
  * sight, and clone only works without namespace flags.
  *
+ * Commands have the uid of the guest, which is pid 1 of their namespace and what ends them at their limits. So what a
+ * process may do to another one of its uid is refused where that is pid 1: limits, priorities and processors. (Signals do
+ * not reach it, memory and descriptors are closed to it: it is not dumpable.)
+ *
  * The program is made once per process (1 ms) and copied for each sandbox.
  */
 #include "fd.h"
@@ -20,6 +24,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 
@@ -41,7 +46,7 @@ static const char *const ALLOWED[] = {
     "mlock2", "mlockall", "mmap", "modify_ldt", "mprotect", "mq_getsetattr", "mq_notify", "mq_open", "mq_timedreceive",
     "mq_timedsend", "mq_unlink", "mremap", "msgctl", "msgget", "msgrcv", "msgsnd", "msync", "munlock", "munlockall", "munmap",
     "nanosleep", "newfstatat", "open", "openat", "openat2", "pause", "pidfd_open", "pidfd_send_signal", "pipe", "pipe2",
-    "pkey_alloc", "pkey_free", "pkey_mprotect", "poll", "ppoll", "prctl", "pread64", "preadv", "preadv2", "prlimit64",
+    "pkey_alloc", "pkey_free", "pkey_mprotect", "poll", "ppoll", "prctl", "pread64", "preadv", "preadv2",
     "process_mrelease", "process_vm_readv", "process_vm_writev", "pselect6", "ptrace", "pwrite64", "pwritev", "pwritev2",
     "read", "readahead", "readlink", "readlinkat", "readv", "recvfrom", "recvmmsg", "recvmsg", "remap_file_pages",
     "removexattr", "rename", "renameat", "renameat2", "restart_syscall", "rmdir", "rseq", "rt_sigaction", "rt_sigpending",
@@ -65,6 +70,14 @@ static const unsigned PERSONALITIES[] = { 0x0, 0x8, 0x20000, 0x20008, 0xffffffff
 #define NAMESPACE_FLAGS                                                                                      \
     (CLONE_NEWNS | CLONE_NEWCGROUP | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNET)
 
+/* Calls that are refused when that argument, as the kernel reads it (32 bits), has that value. */
+static const struct guard { const char *name; unsigned arg; uint32_t value; } GUARDS[] = {
+    { "sched_setaffinity", 0, 1 },  { "sched_setattr", 0, 1 },    { "sched_setparam", 0, 1 },
+    { "sched_setscheduler", 0, 1 }, { "setpriority", 1, 1 },      { "setpriority", 0, PRIO_USER },
+    { "ioprio_set", 1, 1 },         { "ioprio_set", 0, 3 /* IOPRIO_WHO_USER */ },
+};
+#define GUARD_COUNT (sizeof GUARDS / sizeof GUARDS[0])
+
 static pdk_mutex program_lock = { PTHREAD_MUTEX_INITIALIZER };
 static struct sock_filter *program; /* made once; program_lock */
 static size_t program_bytes;        /* likewise */
@@ -80,7 +93,10 @@ static int allow_some(scmp_filter_ctx ctx)
         int rc = seccomp_rule_add(ctx, SCMP_ACT_ALLOW, SCMP_SYS(personality), 1, SCMP_A0(SCMP_CMP_EQ, PERSONALITIES[i], 0));
         if (rc < 0) return rc;
     }
-    int rc = seccomp_rule_add(ctx, SCMP_ACT_ALLOW, SCMP_SYS(clone), 1, SCMP_A0(SCMP_CMP_MASKED_EQ, NAMESPACE_FLAGS, 0));
+    /* Limits of the caller, or a look at somebody's: no filter can tell which other numbers are the caller's own. */
+    int rc = seccomp_rule_add(ctx, SCMP_ACT_ALLOW, SCMP_SYS(prlimit64), 1, SCMP_A0_32(SCMP_CMP_EQ, 0u, 0u));
+    if (rc == 0) rc = seccomp_rule_add(ctx, SCMP_ACT_ALLOW, SCMP_SYS(prlimit64), 1, SCMP_A2(SCMP_CMP_EQ, 0, 0));
+    if (rc == 0) rc = seccomp_rule_add(ctx, SCMP_ACT_ALLOW, SCMP_SYS(clone), 1, SCMP_A0(SCMP_CMP_MASKED_EQ, NAMESPACE_FLAGS, 0));
     if (rc == 0) rc = seccomp_rule_add(ctx, SCMP_ACT_ERRNO(ENOSYS), SCMP_SYS(clone3), 0);
     /* Families that reach past a network namespace (vsock: the hypervisor) or deep into the kernel (the crypto API). */
     static const int families[][2] = { { 0, AF_ALG - 1 }, { AF_ALG + 1, AF_VSOCK - 1 } };
@@ -114,26 +130,52 @@ static uint32_t native_audit_arch(void)
 #endif
 }
 
-/* Writes libseccomp's program into a memfd and reads it behind a head that answers ENOSYS to calls nobody knows. */
+#if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+#define LOW_HALF 0
+#else
+#define LOW_HALF 4
+#endif
+
+#define HEAD_MAX (5 + 5 * GUARD_COUNT)
+
+/* What comes before libseccomp's program: ENOSYS for calls nobody knows, and the guards. Returns its length. */
+static size_t head_build(struct sock_filter head[HEAD_MAX])
+{
+    size_t n = 3;
+    head[n++] = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JGT | BPF_K, (uint32_t)newest_known(), 0, 1);
+    head[n++] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOSYS);
+    for (size_t i = 0; i < GUARD_COUNT; i++) {
+        int nr = seccomp_syscall_resolve_name(GUARDS[i].name);
+        if (nr < 0) continue; /* not on this architecture */
+        uint32_t at = (uint32_t)(offsetof(struct seccomp_data, args) + GUARDS[i].arg * sizeof(uint64_t) + LOW_HALF);
+        head[n++] = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (uint32_t)nr, 0, 4);
+        head[n++] = (struct sock_filter)BPF_STMT(BPF_LD | BPF_W | BPF_ABS, at);
+        head[n++] = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, GUARDS[i].value, 0, 1);
+        head[n++] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM);
+        head[n++] = (struct sock_filter)BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr));
+    }
+    head[0] = (struct sock_filter)BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, arch));
+    head[1] = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, native_audit_arch(), 0, (uint8_t)(n - 2));
+    head[2] = (struct sock_filter)BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr));
+    return n;
+}
+_Static_assert(HEAD_MAX < 256, "a jump of a filter goes 255 steps at most");
+
+/* Writes libseccomp's program into a memfd and reads it behind the head. */
 static int program_build(scmp_filter_ctx ctx, pdk_error *err)
 {
     PDK_AUTO_FD fd = memfd_create("seccomp", MFD_CLOEXEC);
     int rc = fd < 0 ? -errno : seccomp_export_bpf(ctx, fd);
     if (rc < 0) return pdk_fail(err, PDK_E_IO_ERROR, -rc, "cannot make the seccomp filter");
-    const struct sock_filter head[] = {
-        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, arch)),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, native_audit_arch(), 0, 3),
-        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
-        BPF_JUMP(BPF_JMP | BPF_JGT | BPF_K, (uint32_t)newest_known(), 0, 1),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOSYS),
-    };
+    struct sock_filter head[HEAD_MAX];
+    size_t head_bytes = head_build(head) * sizeof head[0];
     struct stat st;
     if (fstat(fd, &st) < 0) return pdk_fail(err, PDK_E_IO_ERROR, errno, "cannot read the seccomp filter");
-    size_t bytes = sizeof head + (size_t)st.st_size;
+    size_t bytes = head_bytes + (size_t)st.st_size;
     struct sock_filter *made = malloc(bytes);
     if (made == NULL) return pdk_fail(err, PDK_E_NO_MEMORY, 0, "no memory for the seccomp filter");
-    memcpy(made, head, sizeof head);
-    if (pread(fd, (char *)made + sizeof head, (size_t)st.st_size, 0) != st.st_size) {
+    memcpy(made, head, head_bytes);
+    if (pread(fd, (char *)made + head_bytes, (size_t)st.st_size, 0) != st.st_size) {
         free(made);
         return pdk_fail(err, PDK_E_IO_ERROR, errno, "cannot read the seccomp filter");
     }

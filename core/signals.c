@@ -58,11 +58,14 @@ static int index_of(int number)
     return -1;
 }
 
-/* The handler from before ours, when it is a function; a default disposition is put back and raised again here. */
+/* The handler from before ours, when it is a function; a default disposition is put back and raised again here, and so is a signal
+ * that came as our handlers went. */
 static struct sigaction former(int number) PDK_REQUIRES(all.lock)
 {
     struct sigaction none = { .sa_handler = SIG_IGN };
-    int i = index_of(number);
+    int i = index_of(number); /* only what was installed gets into the pipe */
+    if (i >= 0 && !all.installed[i])
+        kill(getpid(), number);
     if (i < 0 || !all.installed[i])
         return none;
     struct sigaction before = all.before[i];
@@ -99,7 +102,7 @@ static void act(int number)
             else
                 pdk_runtime_shutdown(m->rt, &err);
         }
-        if (number != SIGHUP)
+        if (number != SIGHUP || all.members == NULL)
             before = former(number);
     }
     pass_on(number, &before);
@@ -241,6 +244,9 @@ static bool take_off(pdk_runtime *rt, bool *thread)
             sigaction(taken[i], &all.before[i], NULL);
         all.installed[i] = false;
     }
+    unsigned char byte;
+    while (!all.thread_runs && read(atomic_load(&all.read_end), &byte, 1) == 1 && byte != 0)
+        kill(getpid(), byte); /* nobody has looked at it yet */
     /* a handler that frees the runtime runs on that thread: it goes on, for the next runtime */
     *thread = all.thread_runs && all.thread_self != pdk_thread_self();
     return true;

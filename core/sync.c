@@ -86,37 +86,38 @@ void pdk_cond_broadcast(pdk_cond *c)
     must(pthread_cond_broadcast(&c->c), "cond_broadcast");
 }
 
-static int start(pthread_t *t, const char *name, void *(*fn)(void *), void *arg, int detach)
+int pdk_thread_start(pdk_thread *t, const char *name, void *(*fn)(void *), void *arg)
 {
     pthread_attr_t attr;
     int rc = pthread_attr_init(&attr);
     if (rc != 0)
         return rc;
     pthread_attr_setstacksize(&attr, STACK_SIZE);
-    pthread_attr_setdetachstate(&attr, detach);
     sigset_t all, before; /* the host's signals are the host's: none of our threads may take one */
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    rc = pthread_create(t, &attr, fn, arg);
+    rc = pthread_create(&t->t, &attr, fn, arg);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     pthread_attr_destroy(&attr);
-    if (rc == 0 && detach == PTHREAD_CREATE_JOINABLE)
-        pthread_setname_np(*t, name);
+    if (rc == 0)
+        pthread_setname_np(t->t, name);
     return rc;
-}
-
-int pdk_thread_start(pdk_thread *t, const char *name, void *(*fn)(void *), void *arg)
-{
-    return start(&t->t, name, fn, arg, PTHREAD_CREATE_JOINABLE);
 }
 int pdk_thread_start_detached(const char *name, void *(*fn)(void *), void *arg)
 {
-    pthread_t t;
-    return start(&t, name, fn, arg, PTHREAD_CREATE_DETACHED);
+    pdk_thread t;
+    int rc = pdk_thread_start(&t, name, fn, arg);
+    if (rc == 0)
+        pdk_thread_detach(&t);
+    return rc;
 }
 void pdk_thread_join(pdk_thread *t)
 {
     must(pthread_join(t->t, NULL), "thread_join");
+}
+void pdk_thread_detach(pdk_thread *t)
+{
+    must(pthread_detach(t->t), "thread_detach");
 }
 
 static _Thread_local char self_mark;

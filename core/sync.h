@@ -81,6 +81,8 @@ typedef struct pdk_thread {
 int pdk_thread_start(pdk_thread *t, const char *name, void *(*fn)(void *), void *arg);
 int pdk_thread_start_detached(const char *name, void *(*fn)(void *), void *arg);
 void pdk_thread_join(pdk_thread *t);
+/* For a thread that nobody can join: itself. */
+void pdk_thread_detach(pdk_thread *t);
 uint64_t pdk_thread_self(void); /* a number of this thread; never 0 */
 /* Bytes of stack left below the caller's frame. */
 size_t pdk_stack_left(void);

@@ -233,7 +233,7 @@ static int hide_environment(const pdk_pack *requirements, pdk_pack *out)
     return out->failed ? -1 : 0;
 }
 
-int pdk_runtime_explain(pdk_runtime *rt, const pdk_identity *who, pdk_view request, pdk_pack *out, pdk_error *err)
+int pdk_runtime_explain(pdk_runtime *rt, const pdk_identity *who, pdk_view request, bool trial, pdk_pack *out, pdk_error *err)
 {
     PDK_LOOK(rt, err, -1);
     PDK_AUTO_PACK requirements = PDK_NO_PACK, mounts = PDK_NO_PACK, ctx = PDK_NO_PACK, sets = PDK_NO_PACK, shown = PDK_NO_PACK;
@@ -255,6 +255,8 @@ int pdk_runtime_explain(pdk_runtime *rt, const pdk_identity *who, pdk_view reque
         rc = pdk_policy_compose(rt->policies, pdk_view_of(&ctx), &mounts, &why);
         put_answer(out, &m, "mounts", rc, &mounts, &why);
         explain_reuse(rt, id, who, pdk_view_of(&requirements), out, &m);
+        if (trial && pdk_policies_try(rt, id, who, pdk_view_of(&requirements), &why) < 0)
+            put_answer(out, &m, "trial", -1, &mounts, &why);
     } else if (rc == 0) {
         put_answer(out, &m, "id", -1, &mounts, &why);
     }

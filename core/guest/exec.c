@@ -465,6 +465,8 @@ static void cmd_end(guest_cmd *c)
     c->phase = BACKGROUND;
     guest_timer_stop(&c->limit);
     guest_timer_stop(&c->grace);
+    if (c->keeper == 0)
+        guest_timer_stop(&c->stuck);
     guest_watch_close(&c->in);
     for (int i = 0; i < 2; i++)
         if (c->out[i].fd >= 0)
@@ -490,8 +492,8 @@ static void cmd_try_end(guest_cmd *c)
 {
     if (c->phase == BACKGROUND || !c->child_ended)
         return;
-    if (c->killed != GUEST_KILL_NONE && c->keeper != 0 && !c->leftover)
-        return; /* only when no descendant is left */
+    if (c->killed != GUEST_KILL_NONE && (c->keeper != 0 || strays) && !c->leftover)
+        return; /* only when no descendant is left; a keeper that was killed with it has left some to us */
     if ((c->out[0].fd < 0 && c->out[1].fd < 0) || c->killed != GUEST_KILL_NONE)
         cmd_end(c);
 }
@@ -562,7 +564,6 @@ static void keeper_gone(guest_cmd *c, int status)
         ;
     guest_watch_close(&c->control);
     c->keeper = 0;
-    guest_timer_stop(&c->stuck);
     if (!c->child_ended || !WIFEXITED(status)) {
         strays = true; /* the command killed its keeper: what it left is ours and goes the same way */
         kill_soon();
@@ -581,10 +582,13 @@ static void keeper_gone(guest_cmd *c, int status)
 void guest_reap(void)
 {
     int status;
-    for (pid_t pid; (pid = waitpid(-1, &status, WNOHANG)) > 0;)
+    for (pid_t pid; (pid = waitpid(-1, &status, WNOHANG | WUNTRACED)) > 0;)
         for (guest_cmd *c = commands; c != NULL; c = c->next)
             if (c->keeper == pid) {
-                keeper_gone(c, status);
+                if (WIFSTOPPED(status))
+                    kill(pid, SIGCONT); /* somebody inside stopped it: it could not tell us that its command has ended */
+                else
+                    keeper_gone(c, status);
                 break;
             }
 }
@@ -607,7 +611,11 @@ static bool kill_round(void)
         if (c->killed != GUEST_KILL_NONE)
             pids[n++] = c->keeper;
     }
-    int alive = n > 0 || strays ? guest_kill_round(pids, n, pids + count, all_n, strays) : 0;
+    int alive = 0;
+    if ((n > 0 || strays) && n == all_n && getpid() == 1)
+        alive = guest_kill_everything();
+    else if (n > 0 || strays)
+        alive = guest_kill_round(pids, n, pids + count, all_n, strays);
     free(pids);
     if (strays && n == 0 && alive == 0)
         strays = false;
@@ -616,7 +624,10 @@ static bool kill_round(void)
 
 static void on_kill(guest_timer *t)
 {
-    bool left = kill_round();
+    bool had_strays = strays, left = kill_round();
+    if (had_strays && !strays)
+        for (guest_cmd *c = commands; c != NULL; c = c->next)
+            cmd_try_end(c);
     guest_reap();
     kill_rounds++;
     if (left)

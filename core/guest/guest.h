@@ -44,6 +44,8 @@
 #ifndef PDK_GUEST_H
 #define PDK_GUEST_H
 
+#include "paddock.h" /* its version, which is the guest's too */
+
 #include <jansson.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -55,7 +57,7 @@
  * command's environment), max_connections, memory_events_fd (an inherited descriptor of the cgroup's memory.events or
  * memory.oom_control: the evidence for outcome "oom"). Unknown keys are refused, so that a typo never weakens anything. */
 
-#define GUEST_VERSION       "1.0.0"
+#define GUEST_VERSION       PDK_VERSION
 #define GUEST_BODY_MAX      (16u << 20)           /* a body that is kept in memory; larger: 413 */
 #define GUEST_FILE_MAX      (UINT64_C(256) << 20) /* a body that is streamed into a file */
 #define GUEST_COMMAND_LIMIT 600.0                 /* seconds, of a command that names no limit of its own */

@@ -2,7 +2,9 @@
  * Why a process of its own per command: whatever the command starts and leaves (setsid, double fork) is reparented to its
  * keeper, the nearest subreaper, so a tree can be found, and its end is the keeper's end. A command may kill its keeper
  * (same uid): then its processes come to the guest and are killed as strays.
- * Why stop first, then kill: a stopped process forks no more, so the rounds of a fork bomb converge. */
+ * Why stop first, then kill: a stopped process forks no more, so the rounds of a fork bomb converge. Why all at once where
+ * there are many: hundreds of busy processes leave the guest too little of the processor to read /proc while they run, and
+ * kill(-1) reaches, in one step of the kernel, also what is just being forked. */
 #include "priv.h"
 
 #include <dirent.h>
@@ -16,9 +18,13 @@
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
-#define FD_SAFE 64 /* numbers from here on are free of the targets 0 to 7 */
+#define FD_SAFE     8  /* numbers from here on are free of the targets 0 to 7; RLIMIT_NOFILE may be as low as 64 */
+#define MANY        64 /* processes in /proc, from which on everything is stopped at once */
+#define MANY_MS     10 /* or looking at them takes this long */
+#define FREEZE_GAP  (200 * INT64_C(1000000)) /* between two such stops, since they hit the innocent too */
 
 typedef struct job_result { /* shared with the vforked child, which has our memory */
     volatile int stage, sys;
@@ -77,9 +83,15 @@ __attribute__((noreturn)) static void keeper_main(keeper_job job)
     prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
     prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);
     prctl(PR_SET_NAME, "keeper", 0, 0, 0);
-    job.control = fcntl(job.control, F_DUPFD_CLOEXEC, FD_SAFE);
-    for (int i = 0; i < job.fd_count; i++)
-        job.fds[i] = fcntl(job.fds[i], F_DUPFD_CLOEXEC, FD_SAFE);
+    int control = fcntl(job.control, F_DUPFD_CLOEXEC, FD_SAFE);
+    bool moved = control >= 0;
+    for (int i = 0; moved && i < job.fd_count; i++)
+        moved = (job.fds[i] = fcntl(job.fds[i], F_DUPFD_CLOEXEC, FD_SAFE)) >= 0;
+    if (!moved) {
+        report(job.control, KEEPER_FAILED, errno, STAGE_SETUP);
+        _exit(1);
+    }
+    job.control = control;
     job_result result = { STAGE_NONE, 0 };
     pid_t child = vfork();
     if (child == 0)
@@ -152,13 +164,23 @@ static int by_pid(const void *a, const void *b)
     return x < y ? -1 : x > y ? 1 : 0;
 }
 
-static void proc_scan(proc_table *t)
+static int64_t clock_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+/* Reads all processes; or, when `brief`, gives up as soon as there are many: false. What was read until then is in `t`. */
+static bool proc_scan(proc_table *t, bool brief)
 {
     t->n = 0;
     DIR *dir = opendir("/proc");
     if (dir == NULL)
-        return;
-    for (struct dirent *d; (d = readdir(dir)) != NULL;) {
+        return true;
+    int64_t until = clock_ns() + MANY_MS * INT64_C(1000000);
+    bool whole = true;
+    for (struct dirent *d; whole && (d = readdir(dir)) != NULL;) {
         if (d->d_name[0] < '1' || d->d_name[0] > '9')
             continue;
         if (t->n == t->cap) {
@@ -171,9 +193,17 @@ static void proc_scan(proc_table *t)
         }
         if (proc_read(dirfd(dir), d->d_name, &t->v[t->n]))
             t->n++;
+        whole = !brief || (t->n < MANY && clock_ns() < until);
     }
     closedir(dir);
     qsort(t->v, t->n, sizeof *t->v, by_pid);
+    return whole;
+}
+
+static const proc_entry *proc_find(const proc_table *t, pid_t pid)
+{
+    proc_entry key = { .pid = pid };
+    return t->n ? bsearch(&key, t->v, t->n, sizeof *t->v, by_pid) : NULL;
 }
 
 static bool listed(const pid_t *pids, int n, pid_t pid)
@@ -201,8 +231,7 @@ static bool in_scope(const proc_table *t, const proc_entry *e, const kill_scope 
             return listed(s->keepers, s->n, at);
         if (at == s->self)
             return s->strays;
-        proc_entry key = { .pid = at };
-        const proc_entry *up = t->n ? bsearch(&key, t->v, t->n, sizeof *t->v, by_pid) : NULL;
+        const proc_entry *up = proc_find(t, at);
         if (up == NULL || up->ppid == at)
             return false;
         at = up->ppid;
@@ -210,21 +239,55 @@ static bool in_scope(const proc_table *t, const proc_entry *e, const kill_scope 
     return false;
 }
 
-int guest_kill_round(const pid_t *keepers, int n, const pid_t *all_keepers, int all_n, bool strays)
+static bool stopped_or_dead(const proc_entry *e)
 {
-    kill_scope scope = { keepers, all_keepers, n, all_n, strays, getpid() };
-    proc_table t = { 0 };
-    int alive = 0;
+    return strchr("TtZX", e->state) != NULL;
+}
+
+/* Stops what is in scope, as often as that finds something that runs. */
+static void stop_scope(proc_table *t, const kill_scope *s)
+{
     for (int pass = 0; pass < 8; pass++) {
-        proc_scan(&t);
         bool running = false;
-        for (size_t i = 0; i < t.n; i++)
-            if (in_scope(&t, &t.v[i], &scope) && strchr("TtZX", t.v[i].state) == NULL) {
-                kill(t.v[i].pid, SIGSTOP);
+        if (pass > 0)
+            proc_scan(t, false);
+        for (size_t i = 0; i < t->n; i++)
+            if (in_scope(t, &t->v[i], s) && !stopped_or_dead(&t->v[i])) {
+                kill(t->v[i].pid, SIGSTOP);
                 running = true;
             }
         if (!running)
-            break;
+            return;
+    }
+}
+
+/* Stops every process, reads them, and has those go on that are not in scope, but for what was seen stopped in `t`. */
+static void stop_all(proc_table *t, const kill_scope *s)
+{
+    proc_table before = *t;
+    *t = (proc_table){ 0 };
+    kill(-1, SIGSTOP);
+    proc_scan(t, false);
+    for (size_t i = 0; i < t->n; i++) {
+        const proc_entry *was = proc_find(&before, t->v[i].pid);
+        if (t->v[i].pid != s->self && !in_scope(t, &t->v[i], s) && (was == NULL || !stopped_or_dead(was)))
+            kill(t->v[i].pid, SIGCONT);
+    }
+    free(before.v);
+}
+
+int guest_kill_round(const pid_t *keepers, int n, const pid_t *all_keepers, int all_n, bool strays)
+{
+    static int64_t last_freeze = -FREEZE_GAP;
+    kill_scope scope = { keepers, all_keepers, n, all_n, strays, getpid() };
+    proc_table t = { 0 };
+    int alive = 0;
+    bool may_freeze = scope.self == 1 && clock_ns() - last_freeze > FREEZE_GAP; /* -1 is this namespace only as pid 1 */
+    if (proc_scan(&t, may_freeze)) {
+        stop_scope(&t, &scope);
+    } else {
+        stop_all(&t, &scope);
+        last_freeze = clock_ns();
     }
     /* Zombies are signalled too: the first thread of a process can be one while others run on. */
     for (size_t i = 0; i < t.n; i++)
@@ -232,8 +295,13 @@ int guest_kill_round(const pid_t *keepers, int n, const pid_t *all_keepers, int 
             kill(t.v[i].pid, SIGKILL);
             alive += strchr("ZX", t.v[i].state) == NULL;
         }
-    for (int i = 0; i < n; i++)
-        kill(keepers[i], SIGCONT); /* a stopped keeper reaps nobody */
+    for (int i = 0; i < all_n; i++)
+        kill(all_keepers[i], SIGCONT); /* a stopped keeper reaps nobody */
     free(t.v);
     return alive;
+}
+
+bool guest_kill_everything(void)
+{
+    return kill(-1, SIGKILL) == 0 || errno != ESRCH;
 }

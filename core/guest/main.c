@@ -13,6 +13,7 @@
 #include <sys/epoll.h>
 #include <sys/inotify.h>
 #include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 enum { FD_SETTINGS = 3, FD_LISTEN = 4, FD_RECORD = 5, FD_START = 6 };
@@ -398,6 +399,17 @@ static int settings_read(guest_fault *f)
     return rc;
 }
 
+/* What whoever started this kept for itself: a copy here would live as long as the guest. */
+static void close_unknown(void)
+{
+    int last = guest_conf.memory_events_fd > FD_START ? guest_conf.memory_events_fd : FD_START;
+    if (syscall(SYS_close_range, (unsigned)last + 1, ~0u, 0u) < 0)
+        for (int fd = last + 1; fd < 1024; fd++)
+            close(fd);
+    for (int fd = FD_START + 1; fd < last; fd++)
+        close(fd);
+}
+
 static int die(const char *what)
 {
     fprintf(stderr, "paddock-guest: %s\n", what);
@@ -423,6 +435,7 @@ int main(int argc, char **argv)
     guest_fault f;
     if (settings_read(&f) < 0)
         return die(f.message);
+    close_unknown();
     fcntl(FD_LISTEN, F_SETFD, FD_CLOEXEC);
     fcntl(FD_LISTEN, F_SETFL, O_NONBLOCK);
     if (guest_conf.memory_events_fd >= 0)

@@ -53,6 +53,8 @@ pid_t guest_keeper_start(const keeper_job *job); /* -1 with errno */
 /* One round of killing: stops, then kills every process whose ancestry reaches one of `keepers` (or the guest without
  * passing any of `all_keepers`, when `strays`). Returns how many were alive. */
 int guest_kill_round(const pid_t *keepers, int n, const pid_t *all_keepers, int all_n, bool strays);
+/* Kills all of the pid namespace but the guest, keepers too. False: there is nothing else, not even a zombie. Pid 1 only. */
+bool guest_kill_everything(void);
 
 /* ---- run.c: POST /v1/paddock/exec ---- */
 typedef struct guest_run guest_run;

@@ -68,9 +68,14 @@ local function only_known(map, known, prefix, what)
     if known[key] == nil then
       local name = prefix and prefix .. "." .. key or key
       local hint = nearest(key, known)
-      hint = hint and (prefix and prefix .. "." .. hint or hint)
-      errors.raise("invalid_argument", ("unknown %s %s%s"):format(what or "option", quote(name),
-        hint and ("; did you mean `%s`?"):format(hint) or ""))
+      local advice = hint and ("; did you mean `%s`?"):format(prefix and prefix .. "." .. hint or hint) or ""
+      if prefix then
+        local takes = {}
+        for one in pairs(known) do takes[#takes + 1] = one end
+        table.sort(takes)
+        advice = ("%s; `%s` takes %s"):format(advice:sub(1, -2), prefix, table.concat(takes, ", "))
+      end
+      errors.raise("invalid_argument", ("unknown %s `%s`%s"):format(what or "option", quote(name):sub(2, -2), advice))
     end
   end
 end
@@ -308,18 +313,19 @@ local OWNERSHIP = {
 local function ownership(name, value)
   map(name, value)
   only_known(value, OWNERSHIP, name)
-  local out = { type = "memory", ttl = 180, renew_interval = 60 }
+  local out = { type = "file", ttl = 180, renew_interval = 60 }
   for key, check in pairs(OWNERSHIP) do
     if value[key] ~= nil and not (key == "type" and value[key] == "table") then
       out[key] = check(name .. "." .. key, value[key])
     end
   end
   if value.type == "table" then out.type = "table" end -- set by `split`, for a store made of functions
-  if out.type == "file" or out.type == "redis" then
-    errors.raise("unsupported", ("option `%s.type` = %s: this version has the store \"memory\" only; leave it out, "
-      .. "or give a table of functions"):format(name, quote(out.type)))
+  if out.type == "redis" and out.url == nil then
+    refuse(name .. ".url", 'is missing: type "redis" needs redis://[:password@]host[:port][/db] or unix:///path')
   end
-  if out.url ~= nil then refuse(name .. ".url", "has a meaning for the type \"redis\" only; leave it out") end
+  if out.type ~= "redis" and out.url ~= nil then
+    refuse(name .. ".url", "has a meaning for the type \"redis\" only; leave it out")
+  end
   if out.renew_interval * 2 > out.ttl then
     refuse(name .. ".renew_interval", ("(%s s) must be at most half of %s.ttl (%s s), so that one renewal may fail")
       :format(show(out.renew_interval), name, show(out.ttl)))
@@ -362,13 +368,18 @@ local function policies(name, value)
   return out
 end
 
-local BACKENDS = { process = true, docker = true, provisioner = true, e2b = true }
+local BACKENDS = { process = true, docker = false, provisioner = false, e2b = false } -- false: not in this version
+local CHECKS = { process = "paddock.process.check" } -- modules that know what a backend cannot do
 
 local function backend(name, value)
   if type(value) ~= "string" then
     refuse(name, "must be a backend's name, a path to a Lua file, or a table of functions, not " .. show(value))
   end
   if BACKENDS[value] then return value end
+  if BACKENDS[value] == false then
+    errors.raise("unsupported", ("option `%s`: this version has no backend %s; it has process, and takes a path to a Lua file")
+      :format(name, quote(value)))
+  end
   path(name, value)
   if not value:find("%.lua$") then
     local hint = nearest(value, BACKENDS)
@@ -379,11 +390,30 @@ local function backend(name, value)
 end
 
 local function journal(name, value)
-  refuse(name, "must be a table of functions, not " .. show(value))
+  if value == "memory" then return value end
+  refuse(name, 'must be "memory" or a table of functions, not ' .. show(value))
 end
 
+local LOG_LEVELS = { "off", "error", "warn", "info", "debug" }
+local log_level = one_of(table.unpack(LOG_LEVELS))
+
 local function log(name, value)
-  refuse(name, "must be a function that takes a record, not " .. show(value))
+  if type(value) ~= "string" then
+    refuse(name, ("must be one of %s, or a function that takes each record, not %s")
+      :format(table.concat(LOG_LEVELS, ", "), show(value)))
+  end
+  return log_level(name, value)
+end
+
+--- What reaches stderr when nobody says what should: the environment's word, or what an operator must know.
+local function default_log()
+  local level = os.getenv("PADDOCK_LOG")
+  if level == nil or level == "" then return "warn" end
+  for _, known in ipairs(LOG_LEVELS) do
+    if level == known then return level end
+  end
+  errors.raise("invalid_argument", ("the environment variable PADDOCK_LOG must be one of %s, not %s")
+    :format(table.concat(LOG_LEVELS, ", "), quote(level)))
 end
 
 -- ---- the options ------------------------------------------------------------------------------------------------------
@@ -391,8 +421,8 @@ end
 local OPTIONS = {
   backend = { backend, "process" },
   backend_options = { function(name, value) return plain(name, map(name, value)) end, {} },
-  state_dir = { path },
-  data_dir = { path },
+  state_dir = { absolute },
+  data_dir = { absolute },
   policies = { policies },
   policy_options = { function(name, value) return plain(name, map(name, value)) end, {} },
   environment = { environment, {} },
@@ -401,7 +431,7 @@ local OPTIONS = {
   image = { line },
   limits = { limits, {} },
   network = { line, "none" },
-  user = { text(0, MAX_TEXT, "a string") },
+  user = { text(1, MAX_TEXT, "a user's name") },
   ownership = { ownership, {} },
   journal = { journal },
   scope = { line },
@@ -496,8 +526,21 @@ function M.normalize(given)
     end
   end
   out.state_dir = out.state_dir or default_state_dir()
+  out.log = out.log or default_log()
   check_together(out, given)
+  local backend_check = CHECKS[out.backend]
+  if backend_check then require(backend_check).options(out) end
   out.policy_config = policy_config(out)
+  return out
+end
+
+--- As `normalize`, for a runtime that is about to open: also looks whether the folders are there that it will need.
+---@param given table   as `split` returns it
+---@return table options
+function M.for_open(given)
+  local out = M.normalize(given)
+  local backend_check = CHECKS[out.backend]
+  if backend_check then require(backend_check).places(out) end
   return out
 end
 
@@ -591,14 +634,40 @@ function M.load_text(source, name)
   return options
 end
 
---- As `load_text`, from a file.
+--- Opens a file for reading, once it is known to be one: a pipe would have us wait for whoever might write to it.
+local function open_regular(file_name)
+  local found, lib = pcall(require, "paddock.io")
+  local pinned <close> = found and lib.proc.open(file_name, "p") or nil
+  if not pinned then return io.open(file_name, "rb") end -- which says what is wrong
+  local kind = pinned:stat().type
+  if kind ~= "file" then return nil, ("%s: is a %s, not a file"):format(file_name, kind == "other" and "pipe or a device" or kind) end
+  return io.open("/proc/self/fd/" .. pinned:no(), "rb") or io.open(file_name, "rb")
+end
+
+--- Relative paths of a configuration file count from its folder, wherever the process was started.
+local function from_folder(options, file_name)
+  local folder = file_name:match("^(.*/)[^/]*$")
+  if folder == nil then return options end
+  local function there(value)
+    return type(value) == "string" and value ~= "" and value:sub(1, 1) ~= "/" and folder .. value or value
+  end
+  if type(options.backend) == "string" and options.backend:find("%.lua$") then options.backend = there(options.backend) end
+  if type(options.policies) == "table" then
+    for name, entry in pairs(options.policies) do options.policies[name] = there(entry) end
+  else
+    options.policies = there(options.policies)
+  end
+  return options
+end
+
+--- As `load_text`, from a file. What its `policies` and `backend` name by a relative path is looked for beside it.
 ---@param file_name string
 ---@return table options
 function M.load_file(file_name)
   if file_name:find("\0", 1, true) then
     errors.raise("invalid_argument", "the name of a configuration file must not contain a NUL byte")
   end
-  local file <close>, why = io.open(file_name, "rb")
+  local file <close>, why = open_regular(file_name)
   if file == nil then errors.raise("io_error", "the configuration cannot be read: " .. tostring(why)) end
   local source
   source, why = file:read(1048577)
@@ -608,7 +677,7 @@ function M.load_file(file_name)
   if source and #source > 1048576 then
     errors.raise("invalid_argument", ("the configuration %s is larger than 1 MiB"):format(file_name))
   end
-  return M.load_text(source or "", file_name)
+  return from_folder(M.load_text(source or "", file_name), file_name)
 end
 
 --- Requirements given as JSON (the C API): an object, with null as "not given".

@@ -41,7 +41,7 @@ M.now = core.now
 ---@field truncated boolean
 ---@field duration number       seconds
 ---@field outcome "completed"|"signalled"|"hard_timeout"|"oom"|"cancelled"|"unknown"
----@field reason string?        of "unknown": "response" or "session_creation"
+---@field reason string?        of "unknown": "response" or "session_creation"; of "oom": "sandbox" when all of it died
 ---@field session_reset boolean
 
 ---@class paddock.Box
@@ -75,7 +75,7 @@ M.now = core.now
 ---@field advance fun(self: paddock.Runtime, seconds: number, wall_seconds: number?)
 ---@field list fun(self: paddock.Runtime): table[]
 ---@field stats fun(self: paddock.Runtime): table
----@field explain fun(self: paddock.Runtime, request: { user: string?, thread: string?, requirements: table? }): table
+---@field explain fun(self: paddock.Runtime, request: { user: string?, thread: string?, requirements: table?, trial: boolean? }): table
 ---@field inspect fun(self: paddock.Runtime, what: string|{ user: string?, thread: string? }): table?
 ---@field on fun(self: paddock.Runtime, name: string, fn: fun(record: table))
 ---@field reset fun(self: paddock.Runtime)

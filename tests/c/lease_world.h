@@ -119,18 +119,18 @@ static int64_t test_started_micros(void)
 
 typedef struct world {
     const struct factory *f;
-    pdk_clock *clock;      /* of a store that does not have a clock of its own */
+    pdk_clock *clock; /* of a store that does not have a clock of its own */
     pdk_lease *members[4];
     int count, failures;
 } world;
 
 typedef struct factory {
     const char *name;
-    bool shared;      /* serves several runtimes */
-    double ttl;       /* seconds of the leases in the suite */
-    bool (*begin)(world *w);                             /* false: this store cannot be tested here, and said so */
+    bool shared;             /* serves several runtimes */
+    double ttl;              /* seconds of the leases in the suite */
+    bool (*begin)(world *w); /* false: this store cannot be tested here, and said so */
     pdk_lease *(*open)(world *w, const char *runtime);
-    void (*pass)(world *w, double seconds);              /* lets the store's time pass */
+    void (*pass)(world *w, double seconds); /* lets the store's time pass */
     void (*end)(world *w);
 } factory;
 #define TTL (w->f->ttl)

@@ -21,7 +21,8 @@ __attribute__((unused)) static const char *small_disk(void)
 {
     snprintf(small_disk_path, sizeof small_disk_path, "%s/disk", test_tmpdir());
     if (geteuid() != 0 || mkdir(small_disk_path, 0700) < 0 || unshare(CLONE_NEWNS) < 0 ||
-        mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) < 0 || mount("none", small_disk_path, "tmpfs", 0, "size=256k,mode=700") < 0)
+        mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) < 0 ||
+        mount("none", small_disk_path, "tmpfs", 0, "size=256k,mode=700") < 0)
         return NULL;
     atexit(small_disk_end);
     return small_disk_path;

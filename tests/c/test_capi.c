@@ -84,7 +84,8 @@ TEST("a configuration that is broken is refused with its name, and nothing is op
         { "return { idle_timout = 5 }", PDK_E_INVALID_ARGUMENT, "idle_timeout" },
         { "return { command_timeout = 0/0 }", PDK_E_INVALID_ARGUMENT, "command_timeout" },
         { "return { backend = {} }", PDK_E_INVALID_ARGUMENT, "backend" },
-        { "return { ownership = { type = 'redis' } }", PDK_E_UNSUPPORTED, "ownership.type" },
+        { "return { ownership = { type = 'redis' } }", PDK_E_INVALID_ARGUMENT, "ownership.url" },
+        { "return { ownership = { type = 'redis', url = 'localhost' } }", PDK_E_INVALID_ARGUMENT, "ownership.url" },
         { "return { user = os.getenv('HOME') }", PDK_E_INVALID_ARGUMENT, "my.lua" },
         { "\033Lua", PDK_E_INVALID_ARGUMENT, "my.lua" },
     };

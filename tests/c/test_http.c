@@ -526,7 +526,7 @@ TEST("an answer that breaks off, is not HTTP, or is too long is an error with it
         { "/half", "read", 0 },
         { "/garbage", "protocol", 0 },
         { "/long-headers", "protocol", 0 },
-        { "/chunks", "protocol", 10 },
+        { "/chunks", "too_large", 10 },
     };
     for (int i = 0; i < 4; i++) {
         AUTO_OUTCOME o = ASK(tcp.url, rows[i].path, .max_body = rows[i].max);

@@ -54,8 +54,10 @@ static pdk_journal *open_memory(void)
 {
     return pdk_journal_memory(NULL);
 }
-static const struct form { const char *name; pdk_journal *(*open)(void); } FORMS[] = { { "memory", open_memory },
-                                                                                       { "file", open_file } };
+static const struct form {
+    const char *name;
+    pdk_journal *(*open)(void);
+} FORMS[] = { { "memory", open_memory }, { "file", open_file } };
 
 static int said(int rc, const pdk_error *err)
 {
@@ -393,7 +395,8 @@ static void spoil_pipe(const char *path)
 
 TEST("file: a record that cannot be read is an error for its id, never `no record`, and can be recorded anew [K19]")
 {
-    void (*const spoils[])(const char *) = { spoil_cut, spoil_empty, spoil_flip, spoil_other, spoil_link, spoil_pipe, spoil_folder };
+    void (*const spoils[])(const char *) = { spoil_cut,  spoil_empty, spoil_flip,  spoil_other,
+                                             spoil_link, spoil_pipe,  spoil_folder };
     for (size_t i = 0; i < sizeof spoils / sizeof *spoils; i++) {
         pdk_journal *j = open_file();
         REQUIRE(j != NULL);
@@ -564,10 +567,12 @@ TEST("file: a writer that dies at any system call leaves a fence or nothing, eve
             int now = has(j, "a", "g1"), other = has(j, "a", "g2");
             bool good = CHECK(now >= fenced) && CHECK(now == 1 || (!*done && c != AGAIN && c != EMPTY));
             good = good && CHECK_INT(other, c == BESIDE || c == EMPTY ? 1 : c == AGAIN || *done ? 0 : other) && other >= 0;
-            good = good && CHECK_INT(record(j, "a", "g1"), 0) && CHECK_INT(has(j, "a", "g1"), 1); /* the next one tries again */
+            good = good && CHECK_INT(record(j, "a", "g1"), 0) &&
+                   CHECK_INT(has(j, "a", "g1"), 1); /* the next one tries again */
             good = good && CHECK_INT(retire(j, "a", "g1"), 0);
             good = good && CHECK(c != BESIDE || has(j, "a", "g2") == 1) && CHECK(c != EMPTY || has(j, "a", "g3") == 1);
-            good = good && CHECK_INT(retire(j, "a", NULL), 0) && CHECK_INT(has(j, "a", NULL), 0) && missing(place("a", NULL));
+            good = good && CHECK_INT(retire(j, "a", NULL), 0) && CHECK_INT(has(j, "a", NULL), 0) &&
+                   missing(place("a", NULL));
             pdk_journal_free(j);
             if (!good) {
                 fprintf(stderr, "  case %d, killed at stop %d: %d %d %d\n", c, n, now, other, *done);
@@ -609,13 +614,18 @@ TEST("file: one that dies while it retires leaves what it did not retire [K19]")
 TEST("file: a record is synced before it gets its name, and both folders after; a retirement syncs its folder [K1 K19]")
 {
     long calls[200];
-    int count = (open_file(), share_done(), trace_calls(step_record, NULL, calls, 200));
+    pdk_journal_free(open_file());
+    share_done();
+    int count = trace_calls(step_record, NULL, calls, 200);
     if (count < 0)
         SKIP("this system does not let a process be traced");
     char order[200] = "";
     for (int i = 0; i < count; i++) {
-        const char *name = calls[i] == SYS_mkdirat ? "make " : calls[i] == SYS_pwrite64 ? "write " : calls[i] == SYS_fsync ? "sync "
-                           : calls[i] == SYS_renameat || calls[i] == SYS_renameat2 ? "rename " : "";
+        const char *name = calls[i] == SYS_mkdirat                                 ? "make "
+                           : calls[i] == SYS_pwrite64                              ? "write "
+                           : calls[i] == SYS_fsync                                 ? "sync "
+                           : calls[i] == SYS_renameat || calls[i] == SYS_renameat2 ? "rename "
+                                                                                   : "";
         strcat(order, name);
     }
     CHECK_STR(order, "make write sync rename sync sync ");

@@ -8,7 +8,8 @@
 
 TEST("take: over no lease, an own one and a peer's; not over any `del`, one's own included [O1]")
 {
-    EACH_STORE(w) {
+    EACH_STORE(w)
+    {
         pdk_lease *a = member(w, "a"), *b = w->f->shared ? member(w, "b") : NULL;
         CHECK(take(a, "x", 0) > 0);
         CHECK(take(a, "x", 0) > 0);
@@ -28,7 +29,8 @@ TEST("take: over no lease, an own one and a peer's; not over any `del`, one's ow
 
 TEST("claim: over no lease or an own one, and never turns `del` back into `own` [O2]")
 {
-    EACH_STORE(w) {
+    EACH_STORE(w)
+    {
         pdk_lease *a = member(w, "a"), *b = w->f->shared ? member(w, "b") : NULL;
         CHECK(claim(a, "x", 0) > 0);
         CHECK(claim(a, "x", 0) > 0);
@@ -47,7 +49,8 @@ TEST("claim: over no lease or an own one, and never turns `del` back into `own` 
 
 TEST("claim-for-destroy: writes `del` over no lease or an own one, in either state; never over a peer's [O2]")
 {
-    EACH_STORE(w) {
+    EACH_STORE(w)
+    {
         pdk_lease *a = member(w, "a"), *b = w->f->shared ? member(w, "b") : NULL;
         CHECK(destroy(a, "x", 0) > 0);
         CHECK(owner_is(a, "x", "a", true));
@@ -66,7 +69,8 @@ TEST("claim-for-destroy: writes `del` over no lease or an own one, in either sta
 
 TEST("renew: renewed while it is ours, in either state; lapsed when it ran out; lost to a peer's `own` or `del` [O3]")
 {
-    EACH_STORE(w) {
+    EACH_STORE(w)
+    {
         pdk_lease *a = member(w, "a"), *b = w->f->shared ? member(w, "b") : NULL;
         CHECK_INT(renew(a, "never"), PDK_LAPSED);
         CHECK(take(a, "x", 0) > 0);
@@ -96,7 +100,8 @@ TEST("renew: renewed while it is ours, in either state; lapsed when it ran out; 
 
 TEST("release: drops an own lease in either state, and no other [O3]")
 {
-    EACH_STORE(w) {
+    EACH_STORE(w)
+    {
         pdk_lease *a = member(w, "a"), *b = w->f->shared ? member(w, "b") : NULL;
         CHECK_INT(release(a, "never"), 0);
         CHECK(take(a, "x", 0) > 0);
@@ -118,7 +123,8 @@ TEST("release: drops an own lease in either state, and no other [O3]")
 
 TEST("owner only reads [O3]")
 {
-    EACH_STORE(w) {
+    EACH_STORE(w)
+    {
         pdk_lease *a = member(w, "a");
         pdk_lease_owner o;
         PDK_AUTO_ERROR err = PDK_NO_ERROR;
@@ -135,7 +141,8 @@ TEST("owner only reads [O3]")
 
 TEST("a lease that ran out is none: a peer may claim it, and take over a `del` that nobody keeps alive [O1 O2]")
 {
-    EACH_STORE(w) {
+    EACH_STORE(w)
+    {
         if (!w->f->shared)
             continue;
         pdk_lease *a = member(w, "a"), *b = member(w, "b");
@@ -152,7 +159,8 @@ TEST("a lease that ran out is none: a peer may claim it, and take over a `del` t
 
 TEST("a token stays while the owner does, and grows with each change of ownership, of any id")
 {
-    EACH_STORE(w) {
+    EACH_STORE(w)
+    {
         pdk_lease *a = member(w, "a"), *b = w->f->shared ? member(w, "b") : NULL;
         int64_t first = take(a, "x", 0);
         CHECK(first >= test_started_micros());
@@ -181,7 +189,8 @@ TEST("a token stays while the owner does, and grows with each change of ownershi
 
 TEST("a token is larger than the floor, which what holds the lease already may not be")
 {
-    EACH_STORE(w) {
+    EACH_STORE(w)
+    {
         pdk_lease *a = member(w, "a");
         int64_t far = take(a, "x", 0) + INT64_C(1000000000000); /* eleven days ahead of the wall clock */
         CHECK(take(a, "y", far) > far);
@@ -197,7 +206,8 @@ TEST("a token is larger than the floor, which what holds the lease already may n
 
 TEST("a floor that would wear the counter out is an error and changes nothing [O4]")
 {
-    EACH_STORE(w) {
+    EACH_STORE(w)
+    {
         pdk_lease *a = member(w, "a");
         int64_t token = take(a, "x", 0), got = 0;
         PDK_AUTO_ERROR err = PDK_NO_ERROR;
@@ -214,7 +224,8 @@ TEST("a floor that would wear the counter out is an error and changes nothing [O
 
 TEST("an owner that slept is lost, not lapsed, when somebody else had the id since: released, run out, or destroyed")
 {
-    EACH_STORE(w) {
+    EACH_STORE(w)
+    {
         if (!w->f->shared)
             continue;
         pdk_lease *a = member(w, "a"), *b = member(w, "b");
@@ -239,7 +250,8 @@ TEST("an owner that slept is lost, not lapsed, when somebody else had the id sin
 
 TEST("ids of any shape are told apart")
 {
-    EACH_STORE(w) {
+    EACH_STORE(w)
+    {
         char longest[64], other[64];
         memset(longest, 'a', 63);
         longest[63] = '\0';
@@ -256,7 +268,8 @@ TEST("ids of any shape are told apart")
 
 TEST("a thousand leases stay apart, also while some come and go")
 {
-    EACH_STORE(w) {
+    EACH_STORE(w)
+    {
         static int64_t tokens[1000];
         pdk_lease *a = member(w, "a"), *b = w->f->shared ? member(w, "b") : a;
         char id[32];
@@ -283,7 +296,8 @@ TEST("a thousand leases stay apart, also while some come and go")
 
 TEST("threads of one runtime use one store at once")
 {
-    EACH_STORE(w) {
+    EACH_STORE(w)
+    {
         pdk_lease *a = member(w, "a");
         thread_token_count = 0;
         run_threads(4, thread_hammer, a);
@@ -350,7 +364,10 @@ TEST("file: processes that are killed in the middle harm nobody, also while the 
 
 TEST("file: a process that dies at any system call leaves a table that answers, with what was answered before [O4]")
 {
-    static const struct { const char *name; step_fn *fn; } steps[] = {
+    static const struct {
+        const char *name;
+        step_fn *fn;
+    } steps[] = {
         { "the first open", step_open }, { "a take", step_take },       { "a handover", step_handover },
         { "a destroy", step_destroy },   { "a release", step_release }, { "a renewal", step_renew },
         { "the growth", step_grow },     { "a new boot", step_boot },
@@ -383,7 +400,8 @@ TEST("file: a lease is not seen by a later boot, and its token is smaller than e
     pdk_clock *clock = pdk_clock_new(PDK_CLOCK_MONOTONIC, true);
     pdk_lease *one = boot_store("boot-1", "a", clock);
     REQUIRE(one != NULL);
-    int64_t far = take(one, "x", take(one, "x", 0) + INT64_C(1000000000000)); /* as if the wall clock went back at the reboot */
+    int64_t far = take(one, "x",
+                       take(one, "x", 0) + INT64_C(1000000000000)); /* as if the wall clock went back at the reboot */
     CHECK(destroy(one, "d", 0) > far);
     int64_t last = take(one, "y", 0);
     pdk_lease_free(one);
@@ -440,7 +458,8 @@ TEST("file: one id in two scopes is two leases")
 {
     clean_dir();
     pdk_clock *clock = pdk_clock_new(PDK_CLOCK_MONOTONIC, true);
-    pdk_lease *a = pdk_lease_file(dir, "engine-1", "a", 60, clock, NULL), *b = pdk_lease_file(dir, "engine-2", "b", 60, clock, NULL);
+    pdk_lease *a = pdk_lease_file(dir, "engine-1", "a", 60, clock, NULL),
+              *b = pdk_lease_file(dir, "engine-2", "b", 60, clock, NULL);
     REQUIRE(a != NULL && b != NULL);
     int64_t first = take(a, "x", 0);
     CHECK(destroy(b, "x", 0) > first);
@@ -455,8 +474,12 @@ TEST("file: one id in two scopes is two leases")
 
 TEST("file: a damaged table is an error for every call, never free, until nobody has it open [O4]")
 {
-    static const struct { const char *what; int64_t at, len; int byte; } damages[] = {
-        { "a flipped bit in a slot", -1, 1, 0x10 }, { "a zeroed table", 0, 1 << 20, 0 }, { "a zeroed head", 0, 128, 0 },
+    static const struct {
+        const char *what;
+        int64_t at, len;
+        int byte;
+    } damages[] = {
+        { "a flipped bit in a slot", -1, 1, 0x10 }, { "a zeroed table", 0, 1 << 20, 0 },  { "a zeroed head", 0, 128, 0 },
         { "zeroed slots", 128, 256 * 128, 0 },      { "a truncated table", 1000, -1, 0 }, { "an empty table", 0, -1, 0 },
     };
     for (size_t i = 0; i < sizeof damages / sizeof *damages; i++) {
@@ -620,7 +643,8 @@ TEST("file: a full or read-only disk is an error, and nothing is half written [O
     CHECK_KIND(err, PDK_E_OWNERSHIP_UNAVAILABLE);
     pdk_error_clear(&err);
     unlink(filler);
-    pdk_lease *a = pdk_lease_file(mount_point, "", "a", 60, clock, &err), *b = pdk_lease_file(mount_point, "", "b", 60, clock, &err);
+    pdk_lease *a = pdk_lease_file(mount_point, "", "a", 60, clock, &err),
+              *b = pdk_lease_file(mount_point, "", "b", 60, clock, &err);
     small_disk_fill(filler);
     int taken = 0;
     int64_t last = 0, token;
@@ -659,7 +683,8 @@ TEST("file: what ended long ago makes room; the table does not grow without end,
     for (int i = 0; i < 3000; i++) {
         char id[32];
         snprintf(id, sizeof id, "id-%d", i);
-        if (!CHECK(take(a, id, 0) > 0) || !CHECK_INT(renew(a, "old"), PDK_RENEWED) || (i % 2 && !CHECK_INT(release(a, id), 0)))
+        if (!CHECK(take(a, id, 0) > 0) || !CHECK_INT(renew(a, "old"), PDK_RENEWED) ||
+            (i % 2 && !CHECK_INT(release(a, id), 0)))
             break;
         pdk_clock_advance(clock, 1800, 0); /* 48 in a day */
         CHECK_INT(renew(a, "old"), PDK_LAPSED);

@@ -312,11 +312,37 @@ static const failing loads[] = {
     { "error('at load')", "bad.lua:1: loading: at load", NULL },
     { "policy.fail('invalid_argument', 'no request here')", "bad.lua:1: loading: no request here", NULL },
     { "local os = os\nreturn { derive = os.time }", "bad.lua:2: loading: attempt to index a nil value (local 'os')", NULL },
+    { "return { other = 5 }", "bad.lua:1: loading: 'derive' must be a function in the table that the file returns, not nil", NULL },
     { "return { derive = load }", "bad.lua:1: loading: 'derive' must be a function", NULL },
     { "policy.require('helper')", "there is no file 'helper.lua' beside this one", NULL },
     { "policy.require('../x')", "'../x' is no name of a file beside this one", NULL },
     { "local x <close> = setmetatable({}, {})", "attempt to call a nil value (global 'setmetatable')", NULL },
 };
+
+TEST("a reuse.lua without decide takes the built-in one, and one that names none of its functions is refused")
+{
+    world w = world_with("reuse", "return { idle_timeout = function() return 7 end }");
+    CHECK_KIND(w.err, PDK_OK);
+    double seconds = 0;
+    CHECK_INT(pdk_policy_idle_timeout(w.p, PDK_NO_VIEW, &seconds, &w.err), 0);
+    CHECK_NUM(seconds, 7, 0);
+    CHECK_INT(decide(&w, "{ requirements = { image = 'b' }, attestation = { image = 'a' } }"), 0);
+    CHECK_INT(w.verdict.decision, PDK_REPLACE);
+    CHECK_STR(w.verdict.code, "image_differs");
+    world_close(&w);
+    static const char *const bad[][2] = {
+        { "return {}", "'decide' must be a function in the table that the file returns, not nil" },
+        { "return { idle_timeout = 5 }", "'idle_timeout' must be a function in the table that the file returns, not number" },
+        { "return { evict = function() end, decide = 'reuse' }", "'decide' must be a function" },
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        w = world_with("reuse", bad[i][0]);
+        CHECK(w.p == NULL);
+        CHECK_KIND(w.err, PDK_E_POLICY_ERROR);
+        CHECK_HAS(w.err.message, bad[i][1]);
+        world_close(&w);
+    }
+}
 
 TEST("a file that cannot be loaded is policy_error with file and line, and nothing is left of it [B150]")
 {

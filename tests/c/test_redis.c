@@ -71,7 +71,7 @@ TEST("a redis URL names server, login, database and prefix, or says what is wron
 TEST("a server that is not there is an error within the bound, and then at once; a bad URL is one when the store is opened "
      "[O4]")
 {
-    static const char *const urls[] = { "unix:///nowhere/redis.sock", "redis://127.0.0.1:1",
+    static const char *const urls[] = { "unix:///nowhere/redis.sock", "redis://127.0.0.1:1", "redis://localhost:1",
                                         "redis://no-such-host.invalid" };
     PDK_AUTO_ERROR err = PDK_NO_ERROR;
     CHECK(pdk_lease_redis("redis://", "", "a", 60, &err) == NULL);
@@ -80,7 +80,7 @@ TEST("a server that is not there is an error within the bound, and then at once;
     for (size_t i = 0; i < sizeof urls / sizeof *urls; i++) {
         AUTO_LEASE *l = pdk_lease_redis(urls[i], "", "a", 60, NULL);
         double start = test_now();
-        CHECK_UNAVAILABLE(take(l, "x"), i == 2 ? "no-such-host" : "cannot connect");
+        CHECK_UNAVAILABLE(take(l, "x"), i == 3 ? "no-such-host" : "cannot connect");
         CHECK(test_now() - start < 1.5);
         start = test_now();
         CHECK_UNAVAILABLE(take(l, "x"), "tried again");
@@ -295,6 +295,21 @@ TEST("the loss of all keys: lapsed, a larger token, a new session, and the forme
     CHECK_STR(owner(a, "x"), "own b");
 }
 
+TEST("the loss of the counter alone: tokens still grow for every id that is remembered")
+{
+    AUTO_REDIS s;
+    REQUIRE(redis_start(&s, NULL));
+    AUTO_LEASE *a = store(&s, "a", 60), *b = store(&s, "b", 60);
+    int64_t far = take(a, "x") + INT64_C(1000000000000); /* ahead of the clock, which would hide it else */
+    CHECK_INT(asked(pdk_lease_take, a, "x", far), far + 1);
+    CHECK_INT(asked(pdk_lease_take, a, "y", far + 1), far + 2);
+    CHECK_INT(release(a, "y"), 0);
+    CHECK_STR(redis_do(&s, "DEL {paddock}:counter"), "1");
+    CHECK_INT(take(b, "x"), far + 2);
+    CHECK_STR(redis_do(&s, "DEL {paddock}:counter"), "1");
+    CHECK_INT(take(b, "y"), far + 3);
+}
+
 TEST("who had an id last is remembered after its lease: lost to who slept through another's lease, else the former token")
 {
     AUTO_REDIS s;
@@ -423,7 +438,10 @@ TEST("a password that is missing or wrong, and a database that is not there, are
         char url[300];
         snprintf(url, sizeof url, "unix://%s%s%s", rows[i].login, s.path, rows[i].query);
         AUTO_LEASE *a = pdk_lease_redis(url, "", "a", 60, NULL);
-        if (rows[i].said == NULL) {
+        if (rows[i].said == NULL) { /* also after a call whose time was over before it could log in */
+            const pdk_limit over = { pdk_now_monotonic(), NULL }, *outer = pdk_limit_enter(&over);
+            CHECK_UNAVAILABLE(take(a, "x"), "no time is left");
+            pdk_limit_enter(outer);
             CHECK(take(a, "x") > 0);
             continue;
         }

@@ -136,12 +136,14 @@ TEST("a take that hangs on its way and arrives after its runtime has asked anew 
     proxy_start(&p, &s);
     AUTO_LEASE *a = pdk_lease_redis(p.url, "machine/boot", "a", 60, NULL), *b = store(&s, "b", 60);
     CHECK(take(a, "warm up") > 0);
+    int64_t session = atoll(redis_do(&s, "GET {paddock}:session:a"));
     atomic_store(&p.held, atomic_load(&p.count));
     while (atomic_load(&p.seen) == 0)
         usleep(1000);
     CHECK_UNAVAILABLE(take(a, "x"), "does not answer");
     REQUIRE(comes_back(a, 3)); /* over a new connection */
     CHECK_INT(release(a, "x"), 0);
+    CHECK(atoll(redis_do(&s, "GET {paddock}:session:a")) > session);
     CHECK_STR(owner(a, "x"), "-");
     CHECK(take(b, "x") > 0);
     const char *before = state_of(&s);
@@ -172,34 +174,64 @@ TEST("an operation whose own time ends sooner fails then, and is not held agains
     CHECK(take(a, "x") > 0); /* no waiting for a next try */
 }
 
-static void *one_failure(void *arg)
+typedef struct crowd {
+    pdk_lease *lease;
+    int expected;      /* of each call: 1 = a token, -1 = no answer */
+    atomic_int slow;   /* calls that took more than half of the bound */
+    atomic_int inside; /* how many threads have begun */
+} crowd;
+
+static void *one_of_many(void *arg)
 {
+    crowd *c = arg;
+    atomic_fetch_add(&c->inside, 1);
     double start = test_now();
-    CHECK(take(arg, "x") == -1);
+    for (int i = 0; i < (c->expected > 0 ? 50 : 1); i++) {
+        int64_t token = take(c->lease, "x");
+        CHECK(token == -1 ? c->expected < 0 : c->expected > 0);
+    }
     CHECK(test_now() - start < WAIT_S + 0.5);
+    atomic_fetch_add(&c->slow, test_now() - start > WAIT_S / 2);
     pdk_error_clear(&last_error);
     return NULL;
 }
+/* How many of `n` threads had to wait. */
+static int crowd_of(int n, pdk_lease *l, int expected)
+{
+    pdk_thread threads[16];
+    crowd c = { .lease = l, .expected = expected };
+    for (int i = 0; i < n; i++)
+        CHECK_INT(pdk_thread_start(&threads[i], "caller", one_of_many, &c), 0);
+    for (int i = 0; i < n; i++)
+        pdk_thread_join(&threads[i]);
+    return c.slow;
+}
 
-TEST("a hung server lets no queue grow: sixteen threads fail within the bound of one call")
+TEST(
+    "a hung server lets no queue grow: sixteen threads fail within the bound of one call, and then only one at a time waits")
 {
     AUTO_REDIS s;
     REQUIRE(redis_start(&s, NULL));
     AUTO_LEASE *a = store(&s, "a", 60);
-    CHECK(take(a, "x") > 0);
     int fds = test_fds();
+    CHECK_INT(crowd_of(16, a, 1), 0);
+    CHECK(test_fds() > fds && test_fds() <= fds + PDK_REDIS_CONNS);
     kill(s.pid, SIGSTOP);
-    double start = test_now();
-    pdk_thread threads[16];
-    for (int i = 0; i < 16; i++)
-        CHECK_INT(pdk_thread_start(&threads[i], "caller", one_failure, a), 0);
-    for (int i = 0; i < 16; i++)
-        pdk_thread_join(&threads[i]);
-    CHECK(test_now() - start < WAIT_S + 0.5);
-    CHECK_INT(test_fds(), fds - 1); /* connections without an answer were closed */
+    CHECK_UNAVAILABLE(take(a, "x"), "does not answer");
+    CHECK_INT(test_fds(), fds); /* with the one that was not answered all were closed */
     kill(s.pid, SIGCONT);
     REQUIRE(comes_back(a, 5));
-    CHECK(take(a, "x") > 0);
+    CHECK_INT(crowd_of(16, a, 1), 0);
+    kill(s.pid, SIGSTOP);
+    double start = test_now();
+    crowd_of(16, a, -1);
+    CHECK(test_now() - start < WAIT_S + 0.5);
+    CHECK_INT(test_fds(), fds);
+    usleep(100000); /* the first pause is over by now */
+    CHECK_INT(crowd_of(16, a, -1), 1);
+    kill(s.pid, SIGCONT);
+    REQUIRE(comes_back(a, 5));
+    CHECK_INT(crowd_of(16, a, 1), 0);
 }
 
 TEST("a server that comes and goes: at once again, one connection in the end, no descriptor lost")
@@ -290,6 +322,22 @@ TEST("what does not answer as redis does is unavailable, within the bound, and u
         double start = test_now();
         CHECK_UNAVAILABLE(take(a, "x"), rows[i].said);
         CHECK(test_now() - start < WAIT_S + 0.3);
+        atomic_store(&f.end, true);
+        pdk_thread_join(&t);
+    }
+}
+
+TEST("a server that hangs up after its first word: an error, and no signal for the host")
+{
+    for (int i = 0; i < 30; i++) {
+        char path[160], url[200];
+        snprintf(path, sizeof path, "%s/fake", test_tmpdir());
+        snprintf(url, sizeof url, "unix://:password@%s?db=1", path);
+        fake f = { unix_listen(path), "+OK\r\n", true, false };
+        pdk_thread t;
+        CHECK_INT(pdk_thread_start(&t, "fake", fake_main, &f), 0);
+        AUTO_LEASE *a = pdk_lease_redis(url, "", "a", 60, NULL);
+        CHECK_UNAVAILABLE(take(a, "x"), "closed the connection");
         atomic_store(&f.end, true);
         pdk_thread_join(&t);
     }

@@ -267,9 +267,12 @@ static int forked(void)
         PDK_AUTO_ERROR err = PDK_NO_ERROR;
         if (pdk_tick(rt, &err) == 0 || err.kind != PDK_E_CLOSED)
             _exit(6);
+        struct sigaction now;
+        sigaction(SIGTERM, NULL, &now);
+        if (now.sa_handler != former_ends)
+            _exit(8);
         kill(getpid(), SIGTERM);
-        pdk_sleep_ns(PDK_NS_PER_S);
-        _exit(9);
+        _exit(7); /* under ThreadSanitizer, which runs no handlers in such a child */
     }
     bool fine = pid > 0 && waitpid(pid, &status, 0) == pid && WIFEXITED(status) && WEXITSTATUS(status) == 7;
     pdk_sleep_ns(50 * 1000 * 1000);
@@ -290,13 +293,11 @@ static int comes_and_goes(void)
         world_end(rt);
     }
     pdk_runtime *rt = world_open("signals = true, reap_interval = 3600,");
-    int before = former_calls;
     kill(getpid(), SIGTERM);
-    for (int i = 0; i < 300 && former_calls == before; i++)
+    for (int i = 0; i < 300 && former_calls < 8; i++)
         pdk_sleep_ns(10 * 1000 * 1000);
-    bool fine = former_calls > before;
     world_end(rt);
-    return fine ? 7 : 8;
+    return former_calls == 8 ? 7 : 8; /* none is lost, none comes twice */
 }
 
 TEST("a forked child has no handler of ours, and a signal to it shuts nothing down [P9]")

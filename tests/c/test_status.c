@@ -182,8 +182,9 @@ static void live_through_a_stop(int ready, double stopped)
     CHECK_INT(atomic_load(&gaps), 0);
     CHECK_INT(write(ready, "x", 1), 1);
     pdk_sleep_ns(100 * 1000 * 1000); /* the stop happens here */
+    for (int i = 0; i < 2; i++)
+        pdk_thread_join(&waiters[i]); /* they write in the order in which they end */
     for (int i = 0; i < 2; i++) {
-        pdk_thread_join(&waiters[i]);
         CHECK(waited[i] > 0.9 && waited[i] < stopped + 1.5); /* their deadline passed meanwhile: no further wait */
     }
     pdk_thread_join(&holder);

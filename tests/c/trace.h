@@ -65,7 +65,8 @@ __attribute__((unused)) static int trace_calls(void (*fn)(void *), void *arg, lo
         return -1;
     while (trace_step(pid, &status)) {
         struct ptrace_syscall_info info;
-        if (ptrace(PTRACE_GET_SYSCALL_INFO, pid, (void *)sizeof info, &info) > 0 && info.op == PTRACE_SYSCALL_INFO_ENTRY && n < most)
+        if (ptrace(PTRACE_GET_SYSCALL_INFO, pid, (void *)sizeof info, &info) > 0 && info.op == PTRACE_SYSCALL_INFO_ENTRY &&
+            n < most)
             calls[n++] = (long)info.entry.nr;
     }
     return CHECK_INT(status, 0) ? n : -1;

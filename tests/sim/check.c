@@ -83,6 +83,8 @@ static void handed_out(inst *in, int id, const pdk_entry *e)
 /* Two generations of one id that are handed out, and would both obey. */
 static void check_twins(int id)
 {
+    if (!P.fenced)
+        return;
     int found = -1, by = -1;
     for (int i = 0; i < MAX_INST; i++) {
         pdk_entry *e = peek(&insts[i], id);
@@ -96,32 +98,39 @@ static void check_twins(int id)
     }
 }
 
+static void look_at(inst *in, int id, pdk_entry *e, seen *was)
+{
+    bool same = was->known && was->incarnation == e->incarnation;
+    if (same && e->epoch < was->epoch)
+        violation("the epoch of %c in %s goes back", 'a' + id, in->name);
+    if (same && e->token < was->token)
+        violation("the token of %c in %s goes back from %lld to %lld", 'a' + id, in->name, (long long)was->token, (long long)e->token);
+    int64_t handed = same ? was->handed : 0;
+    if (e->state == PDK_ACTIVE && (!same || was->state != PDK_ACTIVE || e->holder_count > was->holders)) {
+        handed_out(in, id, e);
+        check_twins(id);
+        if (me != NULL && me->in == in && me->call_start != 0)
+            handed = e->token;
+    }
+    *was = (seen){ e->incarnation, e->epoch, e->token, e->state, e->holder_count, true, handed };
+}
+
 void check_step(void)
 {
     for (int i = 0; i < MAX_INST; i++) {
         inst *in = &insts[i];
         if (!quiet(in))
             continue;
-        for (int id = 0; id < P.ids; id++) {
-            seen *was = &last[i][id];
-            pdk_entry *e = peek(in, id);
-            if (e == NULL) {
-                was->known = false;
-                continue;
-            }
-            bool same = was->known && was->incarnation == e->incarnation;
-            if (same && e->epoch < was->epoch)
-                violation("the epoch of %c in %s goes back", 'a' + id, in->name);
-            if (same && e->token < was->token)
-                violation("the token of %c in %s goes back from %lld to %lld", 'a' + id, in->name, (long long)was->token,
-                          (long long)e->token);
-            if (e->state == PDK_ACTIVE && (!same || was->state != PDK_ACTIVE || e->holder_count > was->holders)) {
-                handed_out(in, id, e);
-                check_twins(id);
-                was->handed = e->token;
-            }
-            *was = (seen){ e->incarnation, e->epoch, e->token, e->state, e->holder_count, true, same || e->state == PDK_ACTIVE ? was->handed : 0 };
+        bool there[MAX_IDS] = { false };
+        const pdk_map *ids = &in->rt->pool.ids;
+        for (pdk_node *n = pdk_map_each(ids, NULL); n != NULL; n = pdk_map_each(ids, n)) {
+            pdk_entry *e = PDK_OF(n, pdk_entry, by_id);
+            int id = id_number(e->id);
+            there[id] = true;
+            look_at(in, id, e, &last[i][id]);
         }
+        for (int id = 0; id < MAX_IDS; id++)
+            last[i][id].known &= there[id];
     }
 }
 
@@ -130,7 +139,12 @@ void check_step(void)
 static bool held_by(inst *in, int id, int g)
 {
     pdk_entry *e = peek(in, id);
-    return e != NULL && e->state == PDK_ACTIVE && gen_of(e) == g && e->holder_count > 0;
+    if (e == NULL || e->state != PDK_ACTIVE || gen_of(e) != g)
+        return false;
+    for (const pdk_holder *h = e->holders; h != NULL; h = h->next)
+        if (h->token == e->token && (!P.fenced || W.gens[g].token >= e->token)) /* one under a superseded token is no holder */
+            return true;
+    return false;
 }
 
 static void check_own_holders(const op *o)
@@ -148,8 +162,8 @@ void check_stop(op *o, bool issued)
     bool live = l->there && now < l->until;
     if (issued) {
         /* what is asked for right after an answer may still be held up on its way: no check in this process can help there */
-        o->covered = me->td != NULL && me->del_live;
-        if (!o->covered && !g->doomed && g->present && W.wiped <= W.grants[o->in][o->id].since)
+        o->covered = me->td != NULL && (me->del_live || W.wiped >= me->td_since);
+        if (!o->covered && !g->doomed && g->present)
             violation("%s asks for the stop of g%d without a `del` lease, and its guest is not doomed", insts[o->in].name, o->gen);
         if (me->td != NULL && strcmp(me->td->reason, "idle") == 0 && P.idle_timeout > 0 && g->present) {
             pdk_ns idle = now - insts[o->in].last_use[o->id];
@@ -174,6 +188,8 @@ void check_stop(op *o, bool issued)
 /* A command takes effect: nobody may have been handed the sandbox under a larger token. */
 void check_exec(const op *o)
 {
+    if (!P.fenced) /* whoever was handed over is told by its own deadline only */
+        return;
     for (int i = 0; i < MAX_INST; i++) {
         const pdk_entry *e = peek(&insts[i], o->id);
         if (e != NULL && e->state == PDK_ACTIVE && gen_of(e) == o->gen && last[i][o->id].handed > o->token)

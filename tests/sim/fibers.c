@@ -464,6 +464,10 @@ int pdk_thread_start_detached(const char *name, void *(*fn)(void *), void *arg)
     fiber_start(me->in, name, fn, arg)->detached = true;
     return 0;
 }
+void pdk_thread_detach(pdk_thread *t)
+{
+    (*handle(t))->detached = true;
+}
 void pdk_thread_join(pdk_thread *t)
 {
     me->target = *handle(t);

@@ -92,6 +92,7 @@ pdk_teardown_result __wrap_pdk_fence_teardown(pdk_runtime *rt, pdk_teardown *td,
 {
     const pdk_teardown *outer = me->td;
     me->td = td;
+    me->td_since = now;
     TRACE("  teardown of %s (%s)", td->id, td->reason);
     pdk_teardown_result r = __real_pdk_fence_teardown(rt, td, err);
     TRACE("  teardown of %s: %s %s", td->id, r == PDK_TD_DONE ? "done" : r == PDK_TD_REPLACED ? "replaced" :

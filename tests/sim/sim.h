@@ -43,6 +43,7 @@ typedef struct fiber {
     int held_count;
     uint32_t priority;
     const pdk_teardown *td;    /* the teardown that it is in */
+    pdk_ns td_since;
     bool del_live;             /* its `del` lease was live when its last request was answered */
     pdk_ns call_start;         /* world time at which the client's call began */
     unsigned char tls[256];

@@ -58,7 +58,7 @@ static pdk_ns delay(void)
 {
     if (!P.healed && P.slow_rate != 0 && chance(1, P.slow_rate))
         return (pdk_ns)(2 + below(2 * TTL)) * SEC;
-    return chance(1, 4) ? (pdk_ns)below(P.healed ? 150 : 1500) * MS : (pdk_ns)below(20) * MS;
+    return chance(1, 4) ? (pdk_ns)below(P.healed ? 150 : P.fenced ? 1500 : 400) * MS : (pdk_ns)below(20) * MS;
 }
 
 static pdk_ns limit_of(const op *o)
@@ -74,7 +74,7 @@ static void later(const op *o)
 {
     if (of_store(o->kind) || of_journal(o->kind) || o->kind == OP_CONNECT || (o->kind == OP_CREATE && !P.unique) || W.late_count == MAX_LATE)
         return;
-    W.late[W.late_count].at = now + (pdk_ns)below(3 * TTL * 1000) * MS;
+    W.late[W.late_count].at = now + (pdk_ns)below(P.fenced ? 3 * TTL * 1000 : 400) * MS;
     W.late[W.late_count++].o = *o;
 }
 
@@ -161,6 +161,8 @@ static void ask(op *o)
             no_answer(o, late ? PDK_E_TIMEOUT : PDK_E_BACKEND_ERROR, "lost_answer");
         }
     }
+    if (o->kind == OP_FENCE && o->rc == 1) /* from here on it speaks under that token */
+        W.clients[o->client].token = o->token;
     trace_answer(o);
     if (me->td != NULL && id_number(me->td->id) >= 0) {
         const lease *l = &W.leases[id_number(me->td->id)];

@@ -145,7 +145,7 @@ static void granted(op *o, lease *l)
 {
     grant *g = &W.grants[o->in][o->id];
     l->until = now + TTL * SEC;
-    if (!g->there || g->token != l->token || now >= g->until)
+    if (g->token != l->token)
         g->since = now;
     g->there = true;
     g->del = l->del;

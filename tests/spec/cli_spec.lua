@@ -103,14 +103,14 @@ describe("the command", function()
     local code, out, err = run()
     assert.equal(64, code)
     assert.equal("", out)
-    for _, name in ipairs { "exec", "repl", "ps", "destroy", "gc", "policy", "doctor", "version" } do
+    for _, name in ipairs { "exec", "repl", "ps", "destroy", "gc", "quarantine", "policy", "doctor", "version" } do
       assert.matches("\n  " .. name .. " ", err)
     end
   end)
 
   it("has help for itself and for each command", function()
     assert.equal(0, (run("help")))
-    for _, name in ipairs { "exec", "repl", "ps", "destroy", "gc", "policy", "doctor", "version" } do
+    for _, name in ipairs { "exec", "repl", "ps", "destroy", "gc", "quarantine", "policy", "doctor", "version" } do
       local code, out = run(name, "--help")
       assert.equal(0, code)
       assert.matches("^usage: paddock " .. name, out)
@@ -305,7 +305,10 @@ describe("the program", function()
     assert.equal(75, code)
     assert.equal("", out)
     assert.matches("^paddock: %x+ was not destroyed: process %d+ uses it[^\n]+\n$", err)
-    assert.same({ gone = {}, kept = 1 }, (json_of("gc", "--json")))
+    local kept = json_of("gc", "--json")
+    assert.same({ {}, 1, "held" }, { kept.gone, kept.kept, kept.left[1].state })
+    assert.matches("^held by process %d+$", kept.left[1].reason)
+    assert.matches("^own$", json_of("ps", "--json")[1].lease.state)
     assert.equal(75, (paddock("exec", "true"))) -- one identity, one owner
     assert.is_true(support.eventually(function() return #ids() == 0 end, 10))
     assert.equal("done\n", support.read_file(folder .. "/out"))
@@ -326,9 +329,9 @@ describe("the program", function()
     support.write_file(folder .. "/config.lua", "return { idle_timeout = 1 }")
     local config = folder .. "/config.lua"
     local id = json_of("exec", "--json", "--keep", "true").sandbox_id
-    assert.same({ gone = {}, kept = 1 }, (json_of("gc", "--json", "--config", config)))
+    assert.equal("not idle for long enough", json_of("gc", "--json", "--config", config).left[1].reason)
     assert.is_true(support.eventually(function() return json_of("ps", "--json")[1].idle_seconds > 1 end))
-    assert.same({ gone = { id }, kept = 0 }, (json_of("gc", "--json", "--config", config)))
+    assert.same({ gone = { id }, kept = 0, left = {} }, (json_of("gc", "--json", "--config", config)))
   end)
 
   it_runs("exits with 69 and what to install when there is no bubblewrap", function()

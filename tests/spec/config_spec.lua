@@ -2,6 +2,7 @@
 --- Most of it needs neither a runtime nor a sandbox: config.lua alone.
 local config = require "paddock.config"
 local errors = require "paddock.errors"
+local support = require "tests.support"
 
 local nan, inf = 0 / 0, math.huge
 
@@ -116,10 +117,12 @@ describe("options", function()
   end)
 
   it("that are unknown are refused, with the nearest name", function()
-    assert.is_truthy(refused { idle_timout = 5 }:find('unknown option "idle_timout"; did you mean `idle_timeout`', 1, true))
-    assert.is_truthy(refused { ownership = { tll = 5 } }:find('unknown option "ownership.tll"; did you mean `ownership.ttl`', 1, true))
+    assert.is_truthy(refused { idle_timout = 5 }:find("unknown option `idle_timout`; did you mean `idle_timeout`", 1, true))
+    assert.is_truthy(refused { ownership = { tll = 5 } }:find(
+      "unknown option `ownership.tll`; did you mean `ownership.ttl`; `ownership` takes renew_interval, ttl, type, url", 1, true))
+    assert.is_truthy(refused { limits = { mem = 5 } }:find("unknown option `limits.mem`; `limits` takes cpus, memory, pids", 1, true))
     local far = refused { completely_other = 5 }
-    assert.is_truthy(far:find('unknown option "completely_other"', 1, true))
+    assert.is_truthy(far:find("unknown option `completely_other`", 1, true))
     assert.is_nil(far:find("did you mean", 1, true))
     for _, case in ipairs { { limits = { memroy = 5 } }, { workers = { min = 1 } }, { mounts = { { src = "/a", target = "/b" } } },
       { policies = { reus = "x.lua" } }, { policies = { reuse = { sauce = "return {}" } } } } do
@@ -143,19 +146,24 @@ describe("options", function()
     assert.equal(100, normalize { orphan_ttl = 100, ownership = { renew_interval = 30 } }.orphan_ttl)
   end)
 
-  it("have the stores `file` and `memory`, and name the one that this version does not have as unsupported [O7]", function()
+  it("have the stores `file`, `memory` and, with a URL, `redis` [O7]", function()
     for _, kind in ipairs { "file", "memory" } do
       assert.equal(kind, normalize { ownership = { type = kind } }.ownership.type)
     end
-    assert.is_truthy(refused({ ownership = { type = "redis" } }, "unsupported"):find("memory", 1, true))
+    local redis = normalize { ownership = { type = "redis", url = "redis://localhost" } }.ownership
+    assert.same({ "redis", "redis://localhost" }, { redis.type, redis.url })
+    assert_names("ownership.url", { ownership = { type = "redis" } })
     assert_names("ownership.type", { ownership = { type = "etcd" } })
     assert_names("ownership.type", { ownership = { type = "table" } })
     assert_names("ownership.url", { ownership = { url = "redis://localhost" } })
   end)
 
   it("take a backend's name or a path to a Lua file, and nothing else", function()
-    for _, name in ipairs { "process", "docker", "provisioner", "e2b", "./engine.lua", "/opt/engine.lua" } do
+    for _, name in ipairs { "process", "./engine.lua", "/opt/engine.lua" } do
       assert.equal(name, normalize { backend = name }.backend)
+    end
+    for _, name in ipairs { "docker", "provisioner", "e2b" } do
+      assert.is_truthy(refused({ backend = name }, "unsupported"):find('"' .. name .. '"', 1, true))
     end
     assert.is_truthy(refused { backend = "proces" }:find('did you mean "process"', 1, true))
     assert_names("backend", { backend = "" })
@@ -163,6 +171,49 @@ describe("options", function()
     assert_names("backend", { backend = "a\0.lua" })
     assert_names("backend", { backend = {} })
     assert_names("backend", { backend = { name = "no functions" } })
+  end)
+
+  it("that the process backend cannot fulfil are refused by name before there is a sandbox", function()
+    for name, options in pairs {
+      network = { network = "host" }, image = { image = "tools-1" },
+    } do
+      assert.is_truthy(refused(options, "unsupported"):find("option `" .. name .. "`", 1, true))
+    end
+    assert.equal("tools-1", normalize { image = "tools-1", backend_options = { images = "/srv/images" } }.image)
+    assert_names("image", { image = "../x", backend_options = { images = "/srv/images" } })
+    local other = { image = "x", network = "host", backend = "engine.lua" } -- of its own engine nobody knows what it can do
+    assert.equal("x", normalize(other).image)
+  end)
+
+  it("that name folders are refused at open when these are not there", function()
+    local dir = support.tmpdir()
+    support.write_file(dir .. "/file", "x")
+    local function at_open(options)
+      options.state_dir, options.log = dir .. "/state", "off"
+      return support.caught(require("paddock").open, options).message
+    end
+    for name, options in pairs {
+      ["backend_options.rootfs"] = { backend_options = { rootfs = dir .. "/none" } },
+      ["backend_options.images"] = { backend_options = { images = dir .. "/file" } },
+      ["image"] = { backend_options = { images = dir }, image = "tools" },
+      ["mounts[1].source"] = { mounts = { { source = dir .. "/none", target = "/x" } } },
+      ["data_dir"] = { data_dir = dir .. "/a/b" },
+    } do
+      local message = at_open(options)
+      assert.is_truthy(message:find("option `" .. name .. "` names " .. dir, 1, true), message)
+    end
+    assert.is_truthy(at_open { data_dir = dir .. "/file" }:find("is no folder", 1, true))
+    local rt = require("paddock").open { state_dir = dir .. "/state", log = "off", data_dir = dir .. "/data",
+      mounts = { { source = dir .. "/none", target = "/x", if_exists = true }, { source = dir .. "/file", target = "/y" },
+        { source = dir .. "/new", target = "/z", create = "0755" } } }
+    rt:shutdown()
+    support.cleanup()
+  end)
+
+  it("have a log level, by default warnings and what is worse", function()
+    assert.equal(os.getenv("PADDOCK_LOG") or "warn", normalize {}.log)
+    for _, level in ipairs { "off", "error", "warn", "info", "debug" } do assert.equal(level, normalize { log = level }.log) end
+    assert_names("log", { log = "loud" })
   end)
 
   it("may have functions in backend, ownership, journal and log only", function()
@@ -270,6 +321,19 @@ describe("a configuration file", function()
     config.load_text("string.rep = nil; table.concat = nil; return {}", "c.lua")
     assert.is_function(string.rep)
     assert.is_function(table.concat)
+  end)
+
+  it("has its policies and its engine beside it, wherever the process runs", function()
+    local folder = support.tmpdir()
+    local function loaded(text)
+      support.write_file(folder .. "/c.lua", text)
+      return config.load_file(folder .. "/c.lua")
+    end
+    local out = loaded "return { policies = 'p', backend = 'e.lua', state_dir = 'x' }"
+    assert.same({ policies = folder .. "/p", backend = folder .. "/e.lua", state_dir = "x" }, out)
+    out = loaded "return { policies = { reuse = 'r.lua', mounts = '/m.lua', network = { source = 's' } }, backend = 'process' }"
+    assert.same({ policies = { reuse = folder .. "/r.lua", mounts = "/m.lua", network = { source = "s" } }, backend = "process" }, out)
+    support.cleanup()
   end)
 
   it("that is broken is refused with its name and line", function()

@@ -18,6 +18,9 @@ local MIB = 1 << 20
 local SIGKILL = 9
 local INFO_TIMEOUT = 30          -- seconds for bubblewrap to make namespaces
 local STATE_TIMEOUT = 2          -- seconds for a guest to say who it is, when nobody waits for it to start
+local MEMORY_MIN = 4 * MIB
+local ENDING_WAIT = 1            -- seconds for one whose guest has died to be gone as a whole
+local GONE_WAIT = 0.5            -- seconds for a guest whose connection broke to be gone
 local DEFAULTS = { tmp_size = 256 * MIB, shm_size = 64 * MIB, workspace_size = 1024 * MIB }
 
 ---@class paddock.ProcessOptions
@@ -38,6 +41,15 @@ local OPTIONS = {
 local Backend = {}
 Backend.__index = Backend
 
+--- Less than this a shell and the guest cannot even start in.
+local function check_memory(limits)
+  local memory = type(limits) == "table" and limits.memory
+  if memory and memory < MEMORY_MIN then
+    errors.raise("invalid_argument", ("limits.memory is too small (%d bytes): a process sandbox needs at least %d MiB")
+      :format(memory, MEMORY_MIN // MIB), { reason = "limits" })
+  end
+end
+
 local function check_options(options)
   local out = {}
   for key, value in pairs(options or {}) do
@@ -52,6 +64,10 @@ local function check_options(options)
     end
     out[key] = value
   end
+  if out.cgroup and not proc.access(out.cgroup .. "/cgroup.procs") then
+    errors.raise("invalid_argument", ("option `backend_options.cgroup`: %s is not a control group: make it and delegate it to this "
+      .. "user, or leave the option out"):format(out.cgroup))
+  end
   for key, value in pairs(DEFAULTS) do out[key] = out[key] or value end
   return out
 end
@@ -59,12 +75,14 @@ end
 --- Makes the backend.
 ---@param options paddock.ProcessOptions?
 ---@param runtime { state_dir: string, data_dir: string?, mount_roots: string[]?, orphan_ttl: number?, stop_timeout: number?,
----  ready_timeout: number?, discover_timeout: number?, command_timeout: number?, runtime_id: string?, guest_path: string? }
+---  ready_timeout: number?, discover_timeout: number?, command_timeout: number?, runtime_id: string?, guest_path: string?,
+---  limits: table? }
 ---@return paddock.ProcessBackend
 function M.new(options, runtime)
   if type(runtime) ~= "table" or type(runtime.state_dir) ~= "string" then
     errors.raise("invalid_argument", "the process backend needs a state_dir")
   end
+  check_memory(runtime.limits)
   return setmetatable({
     name = "process",
     capabilities = { mounts = true, pause = false, snapshot = false, limits = true, fenced = true },
@@ -122,6 +140,8 @@ end
 
 -- What bubblewrap says, and what a person can do about it.
 local ADVICE = {
+  { "Resource temporarily unavailable", "there are as many processes of this user, or in all, as may be: end some, or raise "
+    .. "limits.pids" },
   { "[Nn]o permissions to creat", "user namespaces are switched off: set the sysctls user.max_user_namespaces above 0, "
     .. "kernel.unprivileged_userns_clone=1 and, where AppArmor restricts them, "
     .. "kernel.apparmor_restrict_unprivileged_userns=0" },
@@ -184,6 +204,7 @@ function Backend:_check_spec(spec)
   if spec.network ~= nil and spec.network ~= "none" then
     errors.raise("unsupported", ("network %q: the process backend has network \"none\" only"):format(tostring(spec.network)))
   end
+  check_memory(spec.limits)
 end
 
 --- The root file system to use: an image's, the configured one, or nil for the host's programs.
@@ -267,7 +288,7 @@ function Backend:_launch(spec, record, listen, limits, undo, stderr)
   if not start_read or not info then errors.raise("io_error", "cannot start a sandbox: no descriptors left") end
   local spawn = box:spawn_table(fixed.bwrap,
     { settings = settings, listen = listen, record = record.guest_fd, start = start_read, events = limits.events },
-    info_write, stderr)
+    info_write, info, stderr)
   spawn.uid, spawn.gid = uid, uid
   if fixed.root then
     -- The uid is this sandbox's alone, so its processes are counted rightly from the start. A container's root may lack the
@@ -384,6 +405,11 @@ local function held_elsewhere(grip)
   return grip.fd:is_open() and grip.fd:locked("w", records.HELD) -- it is closed when another thread has just finished it
 end
 
+--- Whether a runtime that lives owns it, other than this one.
+local function owned_elsewhere(record)
+  return not record.owned and record.fd:is_open() and record.fd:locked("w", records.OWNED)
+end
+
 ---@param record paddock.ProcessRecord
 ---@param state table?   what the guest said
 function Backend:_info(record, state)
@@ -392,7 +418,7 @@ function Backend:_info(record, state)
     sandbox_id = record.id, url = "http://sandbox", unix = self:_store():socket_path(record.generation),
     generation = record.generation, token = state and state.token and tostring(state.token) or nil,
     name = "paddock-" .. record.id, created_at = data.created_at or 0, identity = data.identity,
-    owner = data.owner, held = record.clients > 0 or held_elsewhere(record), attestation = data.attestation or {},
+    owner = data.owner, owned = owned_elsewhere(record), held = record.clients > 0 or held_elsewhere(record), attestation = data.attestation or {},
     labels = data.labels, doomed = state and state.doomed == true or nil,
   }
 end
@@ -432,7 +458,13 @@ end
 ---@param opts { token: string? }?
 ---@return boolean
 function Backend:alive(info, opts)
-  local state, record = self:_state(info.sandbox_id, generation_of(info, "alive"))
+  local generation, deadline = generation_of(info, "alive"), io.now() + ENDING_WAIT
+  local state, record = self:_state(info.sandbox_id, generation)
+  while state == "ending" and io.now() < deadline do -- a moment later it is known to be gone
+    self:_look_away(record)
+    io.sleep(0.005)
+    state, record = self:_state(info.sandbox_id, generation)
+  end
   local answer, message = true, nil
   if state == "alive" and opts and opts.token then
     answer, message = self:_ask(record, STATE_TIMEOUT, opts.token)
@@ -591,13 +623,14 @@ end
 
 --- Ends that generation, with everything in it. It answers when it is gone; `inspect` confirms.
 ---@param info table
----@param opts { timeout: number? }?
+---@param opts { timeout: number?, doomed: boolean? }?   doomed: its guest refuses everybody
 ---@return boolean
 function Backend:destroy(info, opts)
   local generation, id = generation_of(info, "destroy"), info.sandbox_id
   local grip = self:_grip(id, generation)
   if not grip or self:_store():state(grip) == "absent" then return true end
-  if not take_alone(grip) then
+  -- A doomed guest serves nobody: who holds it has not noticed yet that it was taken over, and may be a process that was stopped.
+  if not take_alone(grip) and not (opts and opts.doomed) then
     errors.raise("replacement_deferred", ("sandbox %s is held by %s"):format(id, owner_text(grip.data)),
       { reason = "holders", sandbox_id = id })
   end
@@ -671,6 +704,17 @@ end
 
 -- ---- speaking to it --------------------------------------------------------------------------------------------
 
+--- Whether its guest has ended. It closes its connections a moment before it lets go of its lock.
+local function ended(grip)
+  local deadline = io.now() + GONE_WAIT
+  repeat
+    if not grip.fd:is_open() then return false end
+    if not grip.fd:locked("w", records.ALIVE) then return true end
+    io.sleep(0.005)
+  until io.now() >= deadline
+  return false
+end
+
 --- A client of that generation. As long as it is open, no other process may end the sandbox, unless opts.own is false.
 ---@param info table
 ---@param opts { token: integer|string, command_timeout: number?, own: boolean? }
@@ -686,9 +730,12 @@ function Backend:connect(info, opts)
     errors.raise("being_destroyed", ("sandbox %s is being destroyed by another process"):format(id), { sandbox_id = id })
   end
   if hold then grip.clients = grip.clients + 1 end
+  local groups = grip.data.groups or {}
   return client.new {
     url = "http://sandbox", unix = self:_store():socket_path(generation), token = opts and opts.token,
     command_timeout = opts and opts.command_timeout or self.runtime.command_timeout,
+    oom_kills = #groups > 0 and function() return cgroup.oom_kills(groups) end or nil,
+    gone = function() return ended(grip) end,
     on_close = hold and function()
       grip.clients = grip.clients - 1
       if grip.clients == 0 and self.grips[generation] == grip then grip.fd:lock("u", records.HELD) end

@@ -135,7 +135,7 @@ end
 function M.run(ctx, options, words)
   if options.keep and options.destroy then args.usage_error("exec: --keep and --destroy exclude each other") end
   local env = environment(options.env)
-  local config = world.one_shot(world.config(options))
+  local config = world.one_shot(world.config(options), options.timeout)
   options.user = options.user or config.user
   local stdin = standard_input(options)
   local rt = world.open(ctx, options, config)

@@ -92,6 +92,8 @@ return function(words)
     code = status.of_error(err)
     pcall(ctx.err, "paddock: " .. status.line(err) .. "\n")
   end
+  local world = package.loaded["paddock.cli.world"] -- a command that opened no runtime may have no use for it
+  if world then world.leave() end
   local signal = native.ended_by()
   return signal and 128 + signal or code
 end

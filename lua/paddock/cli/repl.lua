@@ -401,7 +401,7 @@ end
 local function sim_options(options, sim)
   local config = world.config(options)
   config.backend, config.clock, config.threads = sim.backend, "manual", false
-  config.backend_options, config.ownership, config.journal = nil, nil, nil
+  config.backend_options, config.ownership, config.journal = nil, { type = "memory" }, "memory"
   return config
 end
 

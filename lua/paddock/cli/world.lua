@@ -35,8 +35,8 @@ function M.normalized(config)
     plain = settings.split(config)
     return settings.normalize(plain)
   end)
-  if not ok then status.fail(status.CONFIG, status.line(normal)) end
-  return normal
+  if ok then return normal end
+  status.fail(errors.is(normal, "unsupported") and status.UNAVAILABLE or status.CONFIG, status.line(normal))
 end
 
 --- What a backend's file returns.
@@ -60,12 +60,7 @@ local function backend_of(config)
   if normal.backend:find("/", 1, true) or normal.backend:find("%.lua$") then
     module = load_backend(normal.backend)
   else
-    local found, loaded = pcall(require, "paddock.backend." .. normal.backend)
-    if not found then
-      status.fail(status.UNAVAILABLE, ("this version has no backend %s; the README says which there are")
-        :format(args.quoted(normal.backend)))
-    end
-    module = loaded
+    module = require("paddock.backend." .. normal.backend) -- one that `normalize` knows is there
   end
   local backend = module.new and module.new(normal.backend_options, normal) or module
   if type(backend.list) == "function" then return backend end
@@ -134,8 +129,13 @@ end
 ---@return paddock.cli.Known[]
 function M.known(config)
   local backend = backend_of(config)
+  local looked, infos = pcall(backend.list, backend)
+  if not looked then -- a state directory that cannot be used is said in the same way by everything that needs it
+    if errors.is(infos, "io_error") then status.fail(status.CONFIG, status.line(infos)) end
+    error(infos, 0)
+  end
   local out, now = {}, os.time()
-  for i, info in ipairs(backend:list()) do
+  for i, info in ipairs(infos) do
     local who = type(info.identity) == "table" and info.identity or {}
     local owned = owner_lives(info.owner)
     out[i] = {
@@ -165,7 +165,7 @@ function M.add_facts(ctx, rt, config, known)
     local ok, lease = pcall(rt.lease, rt, one.sandbox_id)
     if not ok then
       why = lease
-    elseif lease then
+    elseif lease and not lease.ours then -- what a command claims for itself ends with it
       one.lease = { state = lease.state, owner = lease.owner, owner_pid = pids[lease.owner], token = ("%d"):format(lease.token) }
       if lease.state == "del" then one.state = "ending" end
     end
@@ -194,15 +194,31 @@ function M.whose(one)
 end
 
 --- Options of a runtime that lives for one command: no background threads, since their first pass would adopt every free
---- sandbox of the state directory, and whoever wants one of them meanwhile would be refused. Nobody renews then, so the
---- lease must last; in memory it ends with this process anyhow.
+--- sandbox of the state directory, and whoever wants one of them meanwhile would be refused. Nobody renews then, so a lease
+--- must last as long as the command may take; should this process be killed, others may end its sandbox after that.
 ---@param config table
+---@param command_timeout? number   seconds, of the command that it will run
 ---@return table config
-function M.one_shot(config)
-  if config.threads == nil and config.ownership == nil then
-    config.threads, config.ownership = false, { type = "memory", ttl = 30 * 86400 }
-  end
+function M.one_shot(config, command_timeout)
+  local normal = M.normalized(config)
+  if config.threads ~= nil or normal.ownership.type == "table" then return config end
+  local longest = normal.ready_timeout + normal.stop_timeout + math.max(normal.command_timeout, command_timeout or 0) + 60
+  config.threads = false
+  config.ownership = {
+    type = normal.ownership.type, url = normal.ownership.url, renew_interval = normal.ownership.renew_interval,
+    ttl = math.max(normal.ownership.ttl, longest),
+  }
   return config
+end
+
+local opened -- the runtime of this process's command
+
+--- The last thing that a command does: gives back the leases of what it leaves behind, so that nobody has to wait until
+--- they run out. Stops nothing.
+function M.leave()
+  if not opened then return end
+  native.calm() -- after an interrupt it may wait for the store all the same
+  pcall(opened.reset, opened) -- a closed one has given everything back
 end
 
 --- Opens the runtime of a command. Mistakes in the configuration exit with 78, a backend that cannot work with 69.
@@ -224,6 +240,7 @@ function M.open(ctx, options, config)
     end
     error(err, 0)
   end
+  opened = rt
   native.on_hangup(function()
     local reloaded, why = pcall(rt.reload, rt)
     if not reloaded then ctx.warn("the policies stay as they were: " .. status.line(why)) end

@@ -13,7 +13,9 @@ local M = {}
 ---@field headers? table<string, string>
 ---@field token? integer|string         sent with each call; the guest refuses a smaller one than it knows
 ---@field command_timeout? number       seconds, for commands that name no limit (600)
----@field file_timeout? number          seconds for one file call (60)
+---@field file_timeout? number          seconds for one file call (10, and 1 more for each 8 MiB)
+---@field oom_kills? fun(): integer?    how many processes the kernel has killed for memory, as seen from outside
+---@field gone? fun(): boolean          whether the guest has certainly ended; asked when an answer was lost
 ---@field max_output? integer           bytes kept per stream of a command (1 MiB)
 ---@field on_close? fun()               called once, by close or collection
 ---@field io? table                     in place of `require "paddock.io"`
@@ -23,6 +25,10 @@ local Client = {}
 Client.__index = Client
 
 local SHORT_LIMIT = 5       -- seconds, for tokens and sessions
+local SESSION_GRACE = 1     -- seconds beyond the command's limit for the session that it wants
+local CLOSE_LIMIT = 2       -- seconds for closing a session, on which nothing depends
+local FILE_MAX = (64 << 20) - (64 << 10) -- bytes of a file in one call; core/box.c
+local FILE_LIMIT, FILE_RATE = 10, 8 << 20 -- seconds for a file call, and how many bytes have one more second
 local DOOM_LIMIT = 1        -- seconds; a guest that takes longer is treated as dead
 local GRACE = 5             -- seconds between a command's limit and ours
 local STDOUT, STDERR, END = 1, 2, 3
@@ -86,9 +92,9 @@ function M.new(opts)
     headers = opts.headers or {},
     token = opts.token ~= nil and check_token(opts.token, "token") or nil,
     command_timeout = check_seconds(opts.command_timeout or 600, "command_timeout"),
-    file_timeout = check_seconds(opts.file_timeout or 60, "file_timeout"),
+    file_timeout = opts.file_timeout and check_seconds(opts.file_timeout, "file_timeout"),
     max_output = opts.max_output or 1 << 20,
-    on_close = opts.on_close,
+    on_close = opts.on_close, oom_kills = opts.oom_kills, gone = opts.gone,
     closed = false,
   }, Client)
 end
@@ -165,6 +171,10 @@ end
 ---@param reason string?   of outcome_unknown
 function Client:_call(call, what, kind, changes, reason)
   local response, err = self:_send(call)
+  return self:_answered(response, err, what, kind, changes, reason)
+end
+
+function Client:_answered(response, err, what, kind, changes, reason)
   if not response then
     if err.failure == "not_sent" or not changes then not_sent(err, what) end
     errors.raise("outcome_unknown", what .. ": " .. tostring(err.message), { reason = reason or "response" })
@@ -237,6 +247,18 @@ local function whole(value)
   return type(value) == "number" and math.tointeger(value) or nil
 end
 
+--- An answer was lost. Where the guest itself fell to the memory limit, the command ended with it, and that is known.
+---@param result paddock.ExecResult
+---@param before integer?  oom kills before the command
+---@return paddock.ExecResult
+function Client:_post_mortem(result, before)
+  if before and self.gone and self.gone() and (self.oom_kills() or 0) > before then
+    result.outcome, result.reason, result.exit_code, result.signal = "oom", "sandbox", 137, 9
+    result.session_reset = true
+  end
+  return result
+end
+
 --- Runs a command and waits for its end. Raises only when it certainly did not run.
 ---@param req paddock.ExecRequest
 ---@return paddock.ExecResult
@@ -246,7 +268,7 @@ function Client:exec(req)
   end
   local limit = check_seconds(req.timeout or self.command_timeout, "timeout")
   local body = self:_exec_body(req, limit)
-  local started = self.io.now()
+  local started, oom_before = self.io.now(), self.oom_kills and self.oom_kills()
   local response, err = self:_send {
     method = "POST", path = "/v1/paddock/exec", body = body, limit = limit + GRACE, max_body = 2 * self.max_output + (1 << 20),
   }
@@ -255,7 +277,7 @@ function Client:exec(req)
   if not response then
     if err.failure == "not_sent" then not_sent(err, "exec") end
     result.detail = tostring(err.message)
-    return result
+    return self:_post_mortem(result, oom_before)
   end
   local fault = self:_fault(response)
   if fault then refused(fault, "exec", "backend_error") end
@@ -267,7 +289,7 @@ function Client:exec(req)
   result.stdout, result.stderr, last = read_frames(self, response.body)
   if not last then
     result.detail = "the answer is cut off"
-    return result
+    return self:_post_mortem(result, oom_before)
   end
   if type(last.error) == "string" and not OUTCOMES[last.outcome] then
     refused(last, "exec", "backend_error")
@@ -296,11 +318,13 @@ end
 --- Makes a shell session. On the bash plane there is nothing to make.
 ---@param plane "shell"|"bash"
 ---@param id string
+---@param seconds number?   the limit of the command that wants it
 ---@return string id
-function Client:open_session(plane, id)
+function Client:open_session(plane, id, seconds)
   check_text(id, "session")
   if check_plane(plane) == "bash" then return id end
-  self:_call({ method = "POST", path = "/v1/paddock/sessions/" .. percent(id):gsub("/", "%%2F"), body = "", limit = SHORT_LIMIT },
+  local limit = math.min(SHORT_LIMIT, check_seconds(seconds or SHORT_LIMIT, "timeout") + SESSION_GRACE)
+  self:_call({ method = "POST", path = "/v1/paddock/sessions/" .. percent(id):gsub("/", "%%2F"), body = "", limit = limit },
     "session creation", "backend_error", true, "session_creation")
   return id
 end
@@ -314,7 +338,7 @@ function Client:close_session(plane, id)
   check_text(id, "session")
   if check_plane(plane) == "bash" then return true end
   local response, err = self:_send {
-    method = "DELETE", path = "/v1/paddock/sessions/" .. percent(id):gsub("/", "%%2F"), limit = SHORT_LIMIT,
+    method = "DELETE", path = "/v1/paddock/sessions/" .. percent(id):gsub("/", "%%2F"), limit = CLOSE_LIMIT,
   }
   if not response then return false, tostring(err.message) end
   if response.status == 200 or response.status == 404 then return true end
@@ -324,12 +348,25 @@ end
 
 -- ---- files ----------------------------------------------------------------------------------------------------
 
+--- The limit of a call that moves up to so many bytes.
+function Client:_file_limit(bytes)
+  return self.file_timeout or FILE_LIMIT + bytes / FILE_RATE
+end
+
 --- The bytes of a file.
 ---@param path string
 ---@return string
 function Client:read(path)
-  return self:_call({ method = "GET", path = "/v1/paddock/file?path=" .. percent(check_path(path)), limit = self.file_timeout },
-    "read " .. path, "io_error", false).body
+  local response, err = self:_send {
+    method = "GET", path = "/v1/paddock/file?path=" .. percent(check_path(path)), limit = self:_file_limit(FILE_MAX),
+    max_body = FILE_MAX,
+  }
+  local what = "read " .. path
+  if not response and err.reason == "too_large" then
+    errors.raise("invalid_argument", ("%s: the file has more bytes than one call takes (%d): read it by parts, or mount its "
+      .. "directory"):format(what, FILE_MAX), { reason = "too_large" })
+  end
+  return self:_answered(response, err, what, "io_error", false).body
 end
 
 --- Writes a file, all of it or nothing.
@@ -343,7 +380,7 @@ function Client:write(path, bytes, opts)
     invalid("bytes must be a string")
   end
   local query = "?path=" .. percent(path) .. (opts and opts.no_overwrite and "&no_overwrite=1" or "")
-  self:_call({ method = "PUT", path = "/v1/paddock/file" .. query, body = bytes, limit = self.file_timeout },
+  self:_call({ method = "PUT", path = "/v1/paddock/file" .. query, body = bytes, limit = self:_file_limit(#bytes) },
     "write " .. path, "io_error", true)
   return true
 end
@@ -353,7 +390,7 @@ end
 ---@return table[]
 function Client:list(path)
   local what = "list " .. check_path(path)
-  local response = self:_call({ method = "GET", path = "/v1/paddock/list?path=" .. percent(path), limit = self.file_timeout },
+  local response = self:_call({ method = "GET", path = "/v1/paddock/list?path=" .. percent(path), limit = self:_file_limit(0) },
     what, "io_error", false)
   local answer = self:_decode(response.body)
   if not answer or type(answer.files) ~= "table" then

@@ -11,7 +11,9 @@ local M = {}
 local ROOT = "/sys/fs/cgroup"
 local CPU_PERIOD = 100000        -- microseconds
 local SWEEP_AGE = 120            -- seconds; a group is made, filled within 30, or abandoned
-local DEFAULT_PIDS = 4096        -- so that a fork bomb stays in its sandbox where nobody set a limit
+-- Processes where nobody set a limit, so that a fork bomb stays in its sandbox, and small enough to be ended soon. Before
+-- Linux 5.14 the kernel counts all that an unprivileged user runs on the host, which may be many more.
+local DEFAULT_PIDS, DEFAULT_PIDS_OLD = 512, 4096
 
 --- What of each version is written, in order; `value` makes the text.
 local FILES = {
@@ -42,6 +44,13 @@ function M.detect(option)
     return { version = root and "cgroup2" or nil, base = ROOT .. "/paddock", enable = true }
   end
   return { version = root and "cgroup1" or nil, base = ROOT }
+end
+
+local function default_pids()
+  local release <close> = proc.open("/proc/sys/kernel/osrelease", "r")
+  local major, minor = ((release and release:pread(64, 0)) or ""):match("^(%d+)%.(%d+)")
+  local counts_apart = major and tonumber(major) * 1000 + tonumber(minor) >= 5014
+  return (counts_apart or proc.self().uid == 0) and DEFAULT_PIDS or DEFAULT_PIDS_OLD
 end
 
 local function exists_or_made(path)
@@ -108,7 +117,7 @@ function M.prepare(found, generation, wanted)
     self.rlimits.data, self.hold.memory = math.floor(wanted.memory), "rlimit"
   end
   if self.hold.pids == "none" then
-    self.rlimits.nproc, self.hold.pids = math.floor(wanted.pids or DEFAULT_PIDS), "rlimit"
+    self.rlimits.nproc, self.hold.pids = math.floor(wanted.pids or default_pids()), "rlimit"
   end
   return self
 end
@@ -125,6 +134,20 @@ function Limits:apply(pid, has_rlimits)
   if has_rlimits then return nil end
   local done, message = proc.prlimit(pid, self.rlimits)
   return not done and "cannot set its resource limits: " .. tostring(message) or nil
+end
+
+--- How many processes the kernel has killed for memory in these groups; nil where none of them limits memory.
+---@param groups string[]
+---@return integer?
+function M.oom_kills(groups)
+  for _, group in ipairs(groups) do
+    for _, version in pairs(FILES) do
+      local file <close> = proc.open(("%s/%s"):format(group, version.events), "r")
+      local kills = file and (file:pread(4096, 0) or ""):match("oom_kill (%d+)")
+      if kills then return math.tointeger(tonumber(kills)) end
+    end
+  end
+  return nil
 end
 
 --- The groups that a generation may have been given by a process that could not say which any more.

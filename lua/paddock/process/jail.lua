@@ -344,10 +344,13 @@ end
 ---@param bwrap string
 ---@param guest_fds { settings: userdata, listen: userdata, record: userdata, start: userdata, events: userdata? }
 ---@param info userdata   where bubblewrap writes the guest's pid
+---@param reader userdata  the other end of that: bubblewrap keeps it, or it would die of SIGPIPE when we are gone, and leave
+---  the process that it has cloned waiting for it forever. The guest closes what it was not told of.
 ---@param stderr userdata
 ---@return table for proc.spawn
-function Jail:spawn_table(bwrap, guest_fds, info, stderr)
+function Jail:spawn_table(bwrap, guest_fds, info, reader, stderr)
   self:add("--info-fd", self:give(info))
+  self:give(reader)
   local args = self:keep(assert(proc.memfd(table.concat(self.args, "\0") .. "\0")))
   local number = self:give(args)
   local fds = self.fds

@@ -17,6 +17,8 @@ M.ALIVE, M.HELD, M.OWNED = 0, 1, 2         -- bytes
 local SIZE = 4096                          -- bytes of a record; larger ones are padded to a multiple
 local NAME = "^([a-z0-9-]+)%.(%x+)%.json$"
 local FRESH = "^%.([a-z0-9-]+)%.(%x+)%.new$"
+local REMAINS_WAIT = 1                     -- seconds for what a creation left to end
+local SIGKILL = 9
 local SOCKET_MAX = 100                     -- bytes of a socket's path; the kernel takes 107
 
 ---@class paddock.ProcessStore
@@ -113,20 +115,21 @@ function Store:begin(id)
     local generation = hex(io.random(16))
     local name = fresh_name(id, generation)
     local guest_fd, message, code = proc.open(name, "wcx", 384, self.dir) -- 0600
-    local fd = guest_fd
-    if guest_fd then
-      fd, message, code = proc.open(name, "w", 0, self.dir)
-    end
-    if not fd then
-      if guest_fd then proc.unlink(self.dir, name) end
+    if not guest_fd then M.io_error("create the record", self:path_of(name), message, code) end
+    local fd
+    fd, message, code = proc.open(name, "wn", 0, self.dir)
+    if not fd and code ~= "ENOENT" then
+      proc.unlink(self.dir, name)
+      guest_fd:close()
       M.io_error("create the record", self:path_of(name), message, code)
     end
-    -- Somebody who tidies up may have come between the file and its locks: then it is theirs, and we begin anew.
-    if guest_fd:lock("w", M.ALIVE) and fd:lock("w", M.OWNED) and fd:stat().links > 0 then
+    -- Somebody who tidies up may have come between the file and its locks: then it is theirs, and we begin anew. OWNED comes
+    -- first: who has it alone may end whatever holds ALIVE, so that must never be us.
+    if fd and fd:lock("w", M.OWNED) and guest_fd:lock("w", M.ALIVE) and fd:stat().links > 0 then
       return { id = id, generation = generation, fd = fd, guest_fd = guest_fd, fresh = true, clients = 0, owned = true }
     end
+    if fd then fd:close() end
     guest_fd:close()
-    fd:close()
   end
   errors.raise("io_error", "cannot keep a new record in " .. self.path .. "/sandboxes: something there keeps removing it")
 end
@@ -243,16 +246,42 @@ function Store:remove(id, generation)
   unlink(self.dir, "sandboxes", record_name(id, generation))
 end
 
---- Takes away a creation that was cut off. Whoever holds one of its locks is still at work on it.
+--- Ends the processes that hold this record's ALIVE lock, each through a descriptor that was taken before it was found to
+--- hold it. Only for who has the OWNED lock: then they are the remains of a creation, which nobody waits for.
+local function end_remains(fd)
+  local stat, me = fd:stat(), proc.self().pid
+  local held = (":%d 0 0\n"):format(stat.ino)
+  local all <close> = proc.open("/proc", "rd")
+  for _, name in ipairs(all and proc.names(all) or {}) do
+    local pid = math.tointeger(tonumber(name))
+    local start = pid and pid ~= me and proc.start_of(pid)
+    local pidfd <close> = start and proc.pidfd(pid, start) or nil
+    local infos <close> = pidfd and proc.open(name .. "/fdinfo", "rd", 0, all) or nil
+    for _, number in ipairs(infos and proc.names(infos) or {}) do
+      local info <close> = proc.open(number, "r", 0, infos)
+      for line in (info and info:pread(8192, 0) or ""):gmatch("lock:[^\n]*OFDLCK[^\n]*WRITE[^\n]*\n") do
+        if line:sub(-#held) == held then proc.kill(pidfd, SIGKILL) end
+      end
+    end
+  end
+end
+
+--- Takes away a creation that was cut off. Whoever holds its OWNED lock is still at work on it; what holds only the other
+--- one is a sandbox that never began, and which may wait for its maker forever.
 ---@param id string
 ---@param generation string
 function Store:sweep_fresh(id, generation)
   local fd <close> = proc.open(fresh_name(id, generation), "wn", 0, self.dir)
-  if fd and fd:lock("w", M.OWNED) and fd:lock("w", M.ALIVE) then
-    self:remove(id, generation)
-    return true
+  if not fd or not fd:lock("w", M.OWNED) then return false end
+  local deadline, asked = io.now() + REMAINS_WAIT, false
+  while not fd:lock("w", M.ALIVE) do
+    if io.now() >= deadline then return false end
+    if not asked then end_remains(fd) end
+    asked = true
+    io.sleep(0.002)
   end
-  return false
+  self:remove(id, generation)
+  return true
 end
 
 --- Removes sockets that no record names. The folder of sockets is read first: a record is always there before its socket.
