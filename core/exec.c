@@ -340,6 +340,24 @@ static void doubt_health(run *r)
         e->health_ok_at = 0;
 }
 
+/* Nobody answers there: when the engine says that this generation is gone, the holder has lost it, and is told so. */
+static void tell_gone(run *r, pdk_error *err)
+{
+    pdk_runtime *rt = r->box->rt;
+    PDK_AUTO_PACK info = PDK_NO_PACK, now = PDK_NO_PACK;
+    PDK_AUTO_ERROR ignored = PDK_NO_ERROR;
+    if (strcmp(err->reason, "connect") != 0)
+        return;
+    {
+        PDK_GUARD(rt->pool.registry);
+        pdk_entry *e = pdk_box_entry(rt, r->box);
+        if (e != NULL && !pdk_pack_copy(&info, pdk_view_of(&e->info)))
+            return;
+    }
+    if (info.len == 0 || pdk_engine_inspect(rt, r->box->id, pdk_view_of(&info), &now, &ignored) == 0)
+        pdk_error_become(err, PDK_E_LOST, "gone", "sandbox %s is gone; acquire again", r->box->id);
+}
+
 static void fence_session(run *r)
 {
     pdk_runtime *rt = r->box->rt;
@@ -373,8 +391,10 @@ static int send_command(run *r)
         if (err.kind == PDK_E_LOST)
             pdk_box_mark_lost(r->box, &err);
         int gone = session_gone(r, &err) ? 1 : -1;
-        if (err.kind == PDK_E_BACKEND_ERROR && gone < 0)
+        if (err.kind == PDK_E_BACKEND_ERROR && gone < 0) {
             doubt_health(r);
+            tell_gone(r, &err);
+        }
         pdk_error_set_id(&err, r->box->id);
         pdk_error_move(r->err, &err);
         return gone;

@@ -240,6 +240,19 @@ describe("a command", function()
     assert.equal("closed", support.caught(box.exec, box, "echo x").kind)
   end)
 
+  it("is lost when its sandbox has died, and the next acquire gets another at once [B054, B143]", function()
+    local other = world:open { health_ttl = 5 }
+    local b = other:acquire { user = "bob", thread = "t" }
+    world:kill(b.id)
+    local err = support.caught(b.exec, b, "echo x")
+    assert.equal("lost", err.kind)
+    assert.equal("gone", err.reason)
+    b:release()
+    local again = other:acquire { user = "bob", thread = "t" }
+    assert.equal("created", again.source)
+    assert.equal("x\n", again:exec("echo x").stdout)
+  end)
+
   it("whose definite failure is an error, not an unknown outcome [J9]", function()
     world:fail("client.exec", 1, { kind = "backend_error", reason = "connect", message = "refused" })
     assert.equal("backend_error", support.caught(box.exec, box, "echo x").kind)
