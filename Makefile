@@ -118,7 +118,7 @@ fmt:  ## clang-format on the C code
 
 soak:  ## three processes, real sandboxes, kills, stops and full disks, a minute per store; SECONDS=n STORE=file|redis SEED=n KEEP=1
 	@$(MAKE) build
-	@. $(OUT)/env.sh && PATH="$(CURDIR)/build/bin:$$PATH" MODE=$(MODE) LUA=$(or $(RUNLUA:%=$(CURDIR)/%),$(LUA)) \
+	@. $(OUT)/env.sh && PATH="$(CURDIR)/build/bin:$$PATH" MODE=$(MODE) LUA=$(or $(RUNLUA),$(LUA)) \
 	   $(or $(RUNLUA),$(LUA)) tests/live/soak.lua $(if $(SECONDS),--seconds $(SECONDS)) $(if $(STORE),--store $(STORE)) \
 	   $(if $(SEED),--seed $(SEED)) $(if $(KEEP),--keep)
 
@@ -134,6 +134,7 @@ install: install-lua  ## PREFIX=/usr/local DESTDIR=: command, guest, libraries, 
 	$(Q)install -m 644 core/paddock.h $(DESTDIR)$(INCDIR)
 	$(Q)$(call fill_pc,$(PREFIX),$(LIBDIR),$(INCDIR)) > $(DESTDIR)$(LIBDIR)/pkgconfig/paddock.pc
 	$(Q)$(call copy_tree,policies,$(DESTDIR)$(DATADIR)/policies)
+	$(Q)$(if $(DESTDIR),:,ldconfig 2> /dev/null || :) # as root: programs find the library from now on
 
 install-lua: build
 	$(Q)install -d $(addprefix $(DESTDIR),$(BINDIR) $(LUADIR) $(LUACDIR)/paddock)

@@ -77,7 +77,7 @@ static int publish(acq *a, int64_t floor, int64_t *token, uint64_t *epoch, bool 
     if (rc == 1) {
         *epoch = ++e->epoch;
         e->lease = PDK_LEASE_OWN;
-        *changed = *token != (rt->fenced ? e->guest_token : e->token);
+        *changed = *token != e->guest_token; /* not e->token: an acquire that failed after its take has set that, and no more */
         e->token = *token;
         e->lease_until = pdk_after(before, pdk_seconds(rt->config.ttl));
     } else {
@@ -141,7 +141,7 @@ static found install(acq *a, const candidate *c, pdk_client **client, int64_t to
         return pdk_acq_no_memory(a);
     if (!pdk_pack_copy(&e->requirements, pdk_view_of(&a->requirements)))
         return pdk_acq_no_memory(a);
-    e->guest_token = rt->fenced ? token : 0;
+    e->guest_token = token;
     if ((ok = make_box(rt, a, e, c->source)) != FOUND)
         return ok;
     pdk_client *old = e->client; /* none but on a sandbox that was discovered again */
@@ -274,7 +274,7 @@ static found republish(acq *a, const candidate *c)
     e->intents--;
     if (ok != FOUND)
         e->lease_until = 0; /* the next acquire must not take it for good: nobody has read the journal, or fenced the guest */
-    else if (rt->fenced && e->incarnation == c->incarnation && e->epoch == epoch)
+    else if (e->incarnation == c->incarnation && e->epoch == epoch)
         e->guest_token = token;
     pdk_entry_sweep(&rt->pool, e);
     return ok;

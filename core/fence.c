@@ -339,8 +339,6 @@ static pdk_teardown_result taken(victim *v)
     return PDK_TD_REFUSED;
 }
 
-/* The journal has records of the id, and nothing else is known: what is there? 0 = goes on (with it, or *absent), -1 = that
- * was all: *result. */
 /* Drops the records of generations of the id that are gone; what cannot be told stays recorded. */
 static int retire_absent(victim *v, pdk_error *err)
 {
@@ -366,6 +364,8 @@ static int retire_absent(victim *v, pdk_error *err)
     return 0;
 }
 
+/* The journal has records of the id, and nothing else is known: what is there? 0 = goes on (with it, or *absent), -1 = that
+ * was all: *result. */
 static int look_for_recorded(victim *v, bool *absent, pdk_teardown_result *result, pdk_error *err)
 {
     pdk_runtime *rt = v->rt;

@@ -7,8 +7,9 @@
  *   {paddock}:counter               the last token, of all scopes; never expires
  *   {paddock}:session:<runtime>     which session of that runtime may act
  *
- * Every decision is one run of a script, which the server runs alone from start to end. It reads and checks all it needs before its first write, as
- * an error later would leave that write behind. Tokens are compared and kept as decimal strings: its numbers are doubles.
+ * Every decision is one run of a script, which the server runs alone from start to end. It reads and checks all it needs before
+ * its first write, as an error later would leave that write behind. Tokens are compared and kept as decimal strings: the script's
+ * numbers are doubles.
  *
  * Late scripts. A server that hung runs what it was sent when it wakes up, and the client that sent it has long told its caller
  * that there was no answer. So a script carries two things, and changes nothing unless both hold:
@@ -139,7 +140,7 @@ typedef struct store { /* fixed at birth, but for what `lock` guards */
     bool used;       /* lock; a session was opened once */
     bool opening;    /* lock; one call opens a session, others wait for it */
     int64_t session; /* lock; 0 = none is open */
-    int64_t ahead; /* lock; of session != 0: the server's time minus ours (monotonic) in microseconds, not more than that */
+    int64_t ahead;   /* lock; of session != 0: microseconds by which the server's time is ahead of our monotonic one, at least */
 } store;
 
 typedef struct answer {

@@ -93,10 +93,13 @@ PDK_API void pdk_error_clear(pdk_error *err);
 typedef struct pdk_runtime pdk_runtime;
 typedef struct pdk_box pdk_box; /* one holder's grip on one sandbox */
 
-/* Opens a runtime. `config_file` is a Lua file that returns the table of options that `paddock.open` takes
- * (NULL: all defaults). Returns NULL on error: invalid_argument names the option, policy_error the script. */
+/* Opens a runtime. `config_file` is a Lua file that returns the table of options that `paddock.open` takes, all
+ * of them in the README (NULL: all defaults); relative paths in its `policies` and `backend` count from its own
+ * folder. Returns NULL on error: invalid_argument names the option, policy_error the script. Log lines go to
+ * stderr, as JSON, from the level of the option `log`, else of the environment's PADDOCK_LOG, else "warn". */
 PDK_API pdk_runtime *pdk_open(const char *config_file, pdk_error *err);
-/* As pdk_open, from the text of such a file. `name` is what errors call it. */
+/* As pdk_open, from the text of such a file. `name` is what errors call it; relative paths count from the
+ * working directory. */
 PDK_API pdk_runtime *pdk_open_text(const char *text, const char *name, pdk_error *err);
 
 /* Tears down every tracked sandbox and stops the runtime's threads. 0, or -1 while something could not be
@@ -129,7 +132,8 @@ PDK_API const char *pdk_box_holder(const pdk_box *box);     /* or NULL with no_h
 PDK_API const char *pdk_box_source(const pdk_box *box);     /* "active", "warm", "discovered" or "created" */
 PDK_API int64_t pdk_box_token(const pdk_box *box);
 
-/* Releases the box's holder; the last release parks the sandbox. Releasing twice does nothing. The box must
+/* Releases the box's holder; the last release parks the sandbox: it runs on, warm, until `idle_timeout` or the next
+ * acquire. Releasing twice does nothing. The box must
  * still be freed. 0, or -1 (`closed`, after the runtime is gone). */
 PDK_API int pdk_release(pdk_box *box, pdk_error *err);
 /* Releases if that was not done, and frees. NULL is fine. */
@@ -141,7 +145,8 @@ PDK_API int pdk_destroy(pdk_runtime *rt, const char *sandbox_id, pdk_error *err)
 
 /* Reaps, renews and reconciles what is due; for runtimes with threads = false. Waits: for I/O. */
 PDK_API int pdk_tick(pdk_runtime *rt, pdk_error *err);
-/* Loads the policies again and swaps all of them at once, or nothing (policy_error). */
+/* Loads the policies again and swaps all of them at once, or nothing (policy_error). With `signals = true` SIGHUP
+ * does it too. */
 PDK_API int pdk_reload(pdk_runtime *rt, pdk_error *err);
 
 /* ---- commands and files ------------------------------------------------------------------------------- */

@@ -71,7 +71,8 @@ struct pdk_entry {
     pdk_pack requirements;      /* of the acquire that created it, or that reclaimed it */
     uint64_t incarnation;       /* a number of its own for each registration of a generation */
     int64_t token;              /* of our lease; 0 = none */
-    int64_t guest_token;        /* the largest that its guest has seen, as far as we know: what a doom is made under */
+    int64_t guest_token;        /* the largest that its guest has seen, as far as we know: what a doom is made under.
+                                   Where there is no guest: the one that it was handed out under last */
     enum { PDK_LEASE_NONE, PDK_LEASE_OWN, PDK_LEASE_DEL } lease; /* what we hold, as far as we know */
     pdk_ns lease_until;         /* our own deadline for it, on the runtime's clock; 0 = none */
     uint64_t epoch;             /* grows whenever an acquire publishes ownership */

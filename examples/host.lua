@@ -3,8 +3,9 @@
 ---     . build/env.sh && lua5.4 examples/host.lua [CONFIG.lua]
 local paddock = require "paddock"
 
-local options = arg and arg[1] and dofile(arg[1]) or { backend = "process", limits = { memory = 512 << 20, pids = 64 } }
-options.log = function() end -- a function takes the log; without it, JSON lines go to standard error
+local options = { backend = "process", limits = { memory = 512 << 20, pids = 64 } }
+if arg[1] then options = require("paddock.config").load_file(arg[1]) end
+options.log = "off" -- or "info", "warn", ...: JSON lines on stderr; or a function that takes each record
 
 local rt = paddock.open(options)
 

@@ -5,6 +5,7 @@ return {
   backend = "process",
 
   -- Where a sandbox's /workspace is kept, so that it survives the sandbox; without it, it lives and dies with it.
+  -- mkdir -p /srv/paddock first: the folder itself is made, the one above it is not.
   -- data_dir = "/srv/paddock/workspaces",
 
   limits = { memory = 1 << 30, cpus = 2, pids = 256 }, -- per sandbox: bytes, processors, processes

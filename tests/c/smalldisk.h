@@ -21,7 +21,7 @@ __attribute__((unused)) static const char *small_disk(void)
 {
     snprintf(small_disk_path, sizeof small_disk_path, "%s/disk", test_tmpdir());
     if (geteuid() != 0 || mkdir(small_disk_path, 0700) < 0 || unshare(CLONE_NEWNS) < 0 ||
-        mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) < 0 ||
+        mount("none", "/", "none", MS_REC | MS_PRIVATE, NULL) < 0 ||
         mount("none", small_disk_path, "tmpfs", 0, "size=256k,mode=700") < 0)
         return NULL;
     atexit(small_disk_end);
@@ -30,7 +30,7 @@ __attribute__((unused)) static const char *small_disk(void)
 
 __attribute__((unused)) static bool small_disk_read_only(void)
 {
-    return mount(NULL, small_disk_path, NULL, MS_REMOUNT | MS_RDONLY, NULL) == 0;
+    return mount("none", small_disk_path, "none", MS_REMOUNT | MS_RDONLY, NULL) == 0;
 }
 
 /* Fills it up with a file of that name. */

@@ -133,6 +133,14 @@ __attribute__((unused)) static bool test_kind(const char *file, int line, const 
     do {                                                                                                     \
         if (!CHECK(cond)) return;                                                                            \
     } while (0)
+/* Whether valgrind runs this process: many times as slow, without openat2, without clones that share memory, and whoever traces a
+ * child sees valgrind's own system calls. */
+__attribute__((unused)) static bool test_valgrind(void)
+{
+    const char *preload = getenv("LD_PRELOAD");
+    return preload != NULL && strstr(preload, "vgpreload") != NULL;
+}
+
 #define SKIP(reason)                                                                                         \
     do {                                                                                                     \
         test_skipped = (reason);                                                                             \

@@ -185,13 +185,6 @@ static bool over_budget(const pdk_error *err)
            strcmp(err->reason, "memory") == 0;
 }
 
-/* Under valgrind, some 40 times as slow, a call's 10 ms are over early. */
-static bool very_slow(void)
-{
-    const char *preload = getenv("LD_PRELOAD");
-    return preload != NULL && strstr(preload, "vgpreload") != NULL;
-}
-
 typedef struct failing {
     const char *body;    /* of derive, from line 2 on */
     const char *message; /* what the error says */
@@ -683,7 +676,7 @@ TEST("an answer outside its contract is policy_error that names file, line, func
             rc = pdk_policy_evict(w.p, pdk_view_of(&list), id, &w.err);
         else
             rc = decide(&w, "{}");
-        if (very_slow() && over_budget(&w.err)) {
+        if (test_valgrind() && over_budget(&w.err)) {
             CHECK_INT(rc, -1);
         } else if (bad_answers[i][2] == NULL) {
             CHECK_INT(rc, 0); /* `print` is nil here, and so is the field */
@@ -720,7 +713,7 @@ TEST("of two mounts on one target the earlier stays; what is not said has its de
 TEST("lists of 99, 100, 101 and 1000 entries arrive whole and in order, both ways [B160]")
 {
     static const int sizes[] = { 99, 100, 101, 1000 };
-    for (int i = 0; i < (very_slow() ? 3 : 4); i++) {
+    for (int i = 0; i < (test_valgrind() ? 3 : 4); i++) {
         world w = world_with("requirements", "return { resolve = function(ctx)\n"
                                              "  local labels, n = {}, 0\n"
                                              "  for i, rule in ipairs(ctx.request.rules) do\n"

@@ -415,8 +415,7 @@ TEST("the filter refuses and never kills: namespaces, mounts, keys and unknown c
 
 int main(int argc, char **argv)
 {
-    const char *preload = getenv("LD_PRELOAD");
-    if (preload != NULL && strstr(preload, "vgpreload") != NULL) {
+    if (test_valgrind()) {
         puts("skip  children: valgrind knows fork and threads only, not a clone that shares memory");
         puts("0 passed, 0 failed, 1 skipped");
         return 0;

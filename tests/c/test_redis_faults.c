@@ -176,22 +176,22 @@ TEST("an operation whose own time ends sooner fails then, and is not held agains
 
 typedef struct crowd {
     pdk_lease *lease;
-    int expected;      /* of each call: 1 = a token, -1 = no answer */
-    atomic_int slow;   /* calls that took more than half of the bound */
-    atomic_int inside; /* how many threads have begun */
+    int expected;    /* of each call: 1 = a token, -1 = no answer */
+    atomic_int slow; /* calls without an answer that took more than half of the bound */
 } crowd;
 
 static void *one_of_many(void *arg)
 {
     crowd *c = arg;
-    atomic_fetch_add(&c->inside, 1);
     double start = test_now();
     for (int i = 0; i < (c->expected > 0 ? 50 : 1); i++) {
         int64_t token = take(c->lease, "x");
         CHECK(token == -1 ? c->expected < 0 : c->expected > 0);
     }
-    CHECK(test_now() - start < WAIT_S + 0.5);
-    atomic_fetch_add(&c->slow, test_now() - start > WAIT_S / 2);
+    if (c->expected < 0) {
+        CHECK(test_now() - start < WAIT_S + 0.5);
+        atomic_fetch_add(&c->slow, test_now() - start > WAIT_S / 2);
+    }
     pdk_error_clear(&last_error);
     return NULL;
 }

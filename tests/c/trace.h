@@ -15,6 +15,8 @@
 __attribute__((unused)) static pid_t trace_start(void (*fn)(void *), void *arg)
 {
     int status;
+    if (test_valgrind())
+        return -1;
     pid_t pid = fork();
     if (pid == 0) {
         if (ptrace(PTRACE_TRACEME, 0, NULL, NULL) < 0)

@@ -7,9 +7,8 @@
 --- soak_worker.lua, the checks of what its logs say in soak_check.lua. At the end nothing may be left: no process, mount,
 --- socket, record, control group, quarantine record or lease.
 ---
---- As a module: require it with `...` being a module name, and call run(options).
-local check = dofile((arg and arg[0] or ""):match("soak%.lua$") and arg[0]:gsub("soak%.lua$", "soak_check.lua")
-  or "tests/live/soak_check.lua")
+--- soak_spec.lua loads this file and runs a short share of it. Both start at the top of the tree.
+local check = dofile "tests/live/soak_check.lua"
 local core = require "paddock.core"
 
 local M = {}
@@ -357,9 +356,6 @@ end
 ---@field seconds number?
 ---@field seed integer?
 ---@field keep boolean?     leave the logs
----@field lua string?       the interpreter of the processes; default: lua5.4
----@field sanitized boolean?  it has a sanitizer in it
----@field tests string?     where soak_worker.lua is
 
 --- Runs it: a report { skipped = reason } or { problems = {}, leaks = {}, ... } (soak_check.lua).
 ---@param options soak.Options
@@ -370,8 +366,10 @@ function M.run(options)
   if status ~= 0 then return { skipped = "bubblewrap cannot make a sandbox here: " .. output:gsub("\n.*", "") } end
   local w = world_of(options)
   local _closing <close> = setmetatable({}, { __close = function() close(w) end })
-  w.tests = options.tests or sh("cd tests/live && pwd"):gsub("\n", "")
-  w.lua = options.lua or "lua5.4"
+  local top = sh("pwd"):gsub("\n", "")
+  w.tests, w.lua = top .. "/tests/live", os.getenv "LUA" or "lua5.4"
+  if w.lua:find("/", 2, true) and w.lua:sub(1, 1) ~= "/" then w.lua = top .. "/" .. w.lua end
+  w.sanitized = (os.getenv "MODE" or "dev") ~= "dev"
   math.randomseed(options.seed)
   local why = options.store == "redis" and start_redis(w) or nil
   if why then return { skipped = why } end
@@ -381,7 +379,7 @@ function M.run(options)
   if not can then return { skipped = why } end
   plan_of(w)
   local preload = w.folder .. "/wallclock.so"
-  if w.options.sanitized then
+  if w.sanitized then
     w.skipped[#w.skipped + 1] = "wall clocks that jump: a sanitizer wants to be loaded first"
   elseif select(2, sh("${CC:-gcc} -O2 -shared -fPIC %s/wallclock.c -o %s", w.tests, preload)) == 0 then
     w.preload = preload
@@ -421,8 +419,7 @@ local function main(words)
   end
   local code = 0
   for _, store in ipairs(options.store and { options.store } or { "file", "redis" }) do
-    local report = M.run { store = store, seconds = options.seconds, seed = options.seed, keep = options.keep,
-      lua = os.getenv "LUA", sanitized = (os.getenv "MODE" or "dev") ~= "dev" }
+    local report = M.run { store = store, seconds = options.seconds, seed = options.seed, keep = options.keep }
     io.stdout:write(check.text(store, report), "\n")
     io.stdout:flush()
     if not report.skipped and #report.problems + #report.leaks > 0 then code = 1 end

@@ -212,6 +212,22 @@ done; wait]], { timeout = 20 })
     assert.equal("done\n", (sh(("bash -c 'ulimit -n 64; %s %s/many.lua' 2>&1"):format(LUA, state))))
   end)
 
+  live("creations that fail: they keep no descriptor [B117]", function()
+    local backend = process.new({}, { state_dir = state })
+    local function count() return tonumber((sh("ls /proc/" .. proc.self().pid .. "/fd | wc -l"))) end
+    local function try()
+      return pcall(backend.create, backend, { sandbox_id = "x", mounts = { { source = "/tmp", target = "/usr/none/there" } } })
+    end
+    assert.is_false((try()))
+    collectgarbage()
+    collectgarbage("stop")
+    local before = count()
+    for _ = 1, 5 do try() end
+    local after = count()
+    collectgarbage("restart")
+    assert.equal(before, after)
+  end)
+
   it("configurations that cannot work: each is refused by name [B172]", function()
     refused("invalid_argument", "backend_options.cgroup", { backend_options = { cgroup = "/sys/fs/cgroup/not-there" } })
     refused("invalid_argument", "limits.memory is too small", { limits = { memory = 1 } })

@@ -13,8 +13,9 @@ N          ?= 100000
 sim: $(SIM)  ## 100,000 seeded schedules of threads, crashes and faults; SEED=n replays one step by step; N=count
 	$(Q)$(SIM) $(if $(SEED),-s $(SEED),-n $(N) -j $(JOBS))
 
-sim-mutants: $(SIM)  ## one line of the core wrong at a time: does a schedule find it?
-	$(Q)CC='$(CC)' CFLAGS='$(SIM_CFLAGS)' LINK='$(SIM_WRAP:%=-Wl,--wrap=%) $(SIM_LIBS)' SIM_B=$(SIM_B) JOBS=$(JOBS) sh tests/sim/mutate $(T)
+sim-mutants: $(SIM)  ## one fault in the core at a time (tests/sim/mutants): does a schedule find it? T=part of a name
+	$(Q)CC='$(CC)' CFLAGS='$(SIM_CFLAGS)' LINK='$(SIM_WRAP:%=-Wl,--wrap=%) $(SIM_LIBS)' SIM_B=$(SIM_B) JOBS=$(JOBS) \
+	    BUDGET=$(N) $(LUA) tests/sim/mutate.lua $(if $(T),'$(T)')
 
 $(SIM): $(SIM_OBJ) $(SIM_B)/embedded.o
 	$(call say,link )

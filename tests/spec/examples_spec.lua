@@ -65,7 +65,7 @@ describe("the configurations in examples", function()
 
   for _, name in ipairs { "process", "policies", "workdir" } do
     it("are accepted: " .. name, function()
-      local options = dofile("examples/config/" .. name .. ".lua")
+      local options = require("paddock.config").load_file("examples/config/" .. name .. ".lua")
       options.backend = world.backend
       local rt = world:open(options)
       assert.truthy(rt:capabilities())
@@ -242,11 +242,40 @@ describe("the README", function()
     support.cleanup()
   end)
 
-  it("shows C that compiles", function()
+  it("shows a whole C program, and how to compile it", function()
     local code = text:match("```c\n(.-)```")
+    local command = text:match("\n    (cc host%.c [^\n]-) && %./host")
     local dir = support.tmpdir()
-    support.write_file(dir .. "/host.c", "#include <stdio.h>\n" .. code:gsub("(#include <paddock.h>\n)", "%1int main(void) {\n") .. "}\n")
+    support.write_file(dir .. "/host.c", code)
     succeed(("cc -std=c11 -Wall -Wextra -Werror -Icore -fsyntax-only %s/host.c"):format(dir))
+    if out() == "build" and can_sandbox then -- else there is no such library to link with
+      succeed((". build/env.sh && cd %s && %s"):format(dir, command))
+      local run = (". build/env.sh && PADDOCK_LOG=%%s %s/host 2>&1"):format(dir)
+      assert.equal("completed: hi\n", succeed(run:format(""))) -- and not a word on stderr
+      local told = succeed(run:format("info"))
+      assert.truthy(told:find('"event":"created"', 1, true) and told:find("completed: hi\n", 1, true), told)
+      local refused, status = support.sh(run:format("loud"))
+      assert.equal(0, status)
+      assert.truthy(refused:find("invalid_argument: the environment variable PADDOCK_LOG must be one of off", 1, true), refused)
+    end
     support.cleanup()
+  end)
+
+  it("shows a configuration file that is accepted", function()
+    local config = require "paddock.config"
+    local options = config.load_text(text:match("```lua\n(%-%- my%-config%.lua.-)```"), "my-config.lua")
+    assert.equal(600, config.normalize((config.split(options))).idle_timeout)
+  end)
+
+  it("names every kind of error and every function of a runtime and a box", function()
+    for _, kind in ipairs(require("paddock").errors.kinds) do
+      assert.truthy(text:find("`" .. kind .. "`", 1, true), kind .. " is not in the README")
+    end
+    local types = support.read_file("lua/paddock/init.lua")
+    for class, called in pairs { Runtime = "rt:", Box = "box:" } do
+      for name in types:match("%-%-%-@class paddock%." .. class .. "\n(.-)\n\n"):gmatch("@field ([%w_]+) fun%(") do
+        assert.truthy(text:find("`" .. called .. name .. "[%( ][^`]*`"), called .. name .. " is not in the README")
+      end
+    end
   end)
 end)

@@ -266,7 +266,10 @@ local function read_pid(info, child, stderr)
 end
 
 local function close_all(...)
-  for _, fd in ipairs { ... } do fd:close() end
+  for i = 1, select("#", ...) do
+    local fd = select(i, ...)
+    if fd then fd:close() end
+  end
 end
 
 --- Starts bubblewrap with the guest in it. Returns the child, the guest's pid and the pipe's end that tells it to go.
@@ -285,6 +288,7 @@ function Backend:_launch(spec, record, listen, limits, undo, stderr)
   })))
   local start_read, start = proc.pipe()
   local info, info_write = proc.pipe()
+  undo:add(function() close_all(start_read, start, info, info_write) end)
   if not start_read or not info then errors.raise("io_error", "cannot start a sandbox: no descriptors left") end
   local spawn = box:spawn_table(fixed.bwrap,
     { settings = settings, listen = listen, record = record.guest_fd, start = start_read, events = limits.events },
@@ -295,11 +299,11 @@ function Backend:_launch(spec, record, listen, limits, undo, stderr)
     -- right to set the limits of a process of another uid later.
     for name, value in pairs(limits.rlimits) do spawn.limits[name] = value end
   end
-  undo:add(function() start:close() end)
   local child = proc.spawn(spawn)
   undo:add(function()
     child:kill()             -- with the process that it may have cloned: that would wait for it forever
     child:wait(1)
+    child:close()
   end)
   -- From here on only the guest holds its lock and its socket; a copy of ours would prove a life that is over.
   close_all(record.guest_fd, listen, start_read, info_write)
@@ -337,17 +341,28 @@ function Backend:create(spec)
   local store, undo <close> = self:_store(), setmetatable({}, Undo)
   local record = store:begin(spec.sandbox_id)
   local generation = record.generation
-  undo:add(function() store:remove(record.id, generation) end)
+  undo:add(function()
+    store:remove(record.id, generation)
+    close_all(record.fd, record.guest_fd)
+  end)
   local limits = cgroup.prepare(self:_cgroups(), generation, spec.limits)
-  undo:add(function() cgroup.remove(limits.groups) end)
+  undo:add(function()
+    cgroup.remove(limits.groups)
+    close_all(limits.events)
+  end)
   local listen = store:listen(generation)
+  undo:add(function() listen:close() end)
   local stderr = assert(proc.capture(4096))
+  undo:add(function() stderr:close() end)
   local child, pid, start, uid = self:_launch(spec, record, listen, limits, undo, stderr)
   if limits.events then limits.events:close() end
   local started = proc.start_of(pid)
   local guest = started and proc.pidfd(pid, started)
   if not guest then start_failed(stderr, child) end
-  undo:add(function() proc.kill(guest, SIGKILL) end)
+  undo:add(function()
+    proc.kill(guest, SIGKILL)
+    guest:close()
+  end)
   local failed = limits:apply(pid, self.fixed.root)
   if failed then errors.raise("backend_error", "cannot limit sandbox " .. record.id .. ": " .. failed, { reason = "limits" }) end
   store:publish(record, {
@@ -418,7 +433,8 @@ function Backend:_info(record, state)
     sandbox_id = record.id, url = "http://sandbox", unix = self:_store():socket_path(record.generation),
     generation = record.generation, token = state and state.token and tostring(state.token) or nil,
     name = "paddock-" .. record.id, created_at = data.created_at or 0, identity = data.identity,
-    owner = data.owner, owned = owned_elsewhere(record), held = record.clients > 0 or held_elsewhere(record), attestation = data.attestation or {},
+    owner = data.owner, owned = owned_elsewhere(record), held = record.clients > 0 or held_elsewhere(record),
+    attestation = data.attestation or {},
     labels = data.labels, doomed = state and state.doomed == true or nil,
   }
 end
@@ -426,11 +442,11 @@ end
 --- What the guest says of itself, or nil.
 function Backend:_ask(record, seconds, token)
   local talk = client.new { url = "http://sandbox", unix = self:_store():socket_path(record.generation), token = token }
-  local state, message = talk:state(seconds)
+  local state, message, reason = talk:state(seconds)
   if state and state.generation ~= record.generation then
     return nil, "another generation answers"
   end
-  return state, message
+  return state, message, reason
 end
 
 local function generation_of(info, what)
@@ -453,23 +469,29 @@ end
 
 -- ---- looking ---------------------------------------------------------------------------------------------------
 
+--- One look: the state, whether it answered (true without a token), and whether it seems to be dying, which takes a moment:
+--- it closes its files one by one before its lock is free, and its namespace ends after that.
+function Backend:_pulse(id, generation, token)
+  local state, record = self:_state(id, generation)
+  local answer, message, reason = true, nil, nil
+  if state == "alive" and token then
+    answer, message, reason = self:_ask(record, STATE_TIMEOUT, token)
+  end
+  self:_look_away(record)
+  return state, answer, message, state == "ending" or (not answer and reason ~= nil and reason ~= "read_timeout")
+end
+
 --- Whether that generation lives. With opts.token it is also spoken to, which stops its orphan clock.
 ---@param info table
 ---@param opts { token: string? }?
 ---@return boolean
 function Backend:alive(info, opts)
   local generation, deadline = generation_of(info, "alive"), io.now() + ENDING_WAIT
-  local state, record = self:_state(info.sandbox_id, generation)
-  while state == "ending" and io.now() < deadline do -- a moment later it is known to be gone
-    self:_look_away(record)
+  local state, answer, message, dying = self:_pulse(info.sandbox_id, generation, opts and opts.token)
+  while dying and io.now() < deadline do
     io.sleep(0.005)
-    state, record = self:_state(info.sandbox_id, generation)
+    state, answer, message, dying = self:_pulse(info.sandbox_id, generation, opts and opts.token)
   end
-  local answer, message = true, nil
-  if state == "alive" and opts and opts.token then
-    answer, message = self:_ask(record, STATE_TIMEOUT, opts.token)
-  end
-  self:_look_away(record)
   if state == "ending" then
     errors.raise("backend_error", "sandbox " .. info.sandbox_id .. " is ending", { reason = "ending" })
   elseif not answer then

@@ -50,7 +50,7 @@ end
 function M.run(ctx, options, operands)
   if options.all and #operands > 0 then args.usage_error("destroy: give ids or --all, not both") end
   if not options.all and #operands == 0 then args.usage_error("destroy wants sandbox ids or --all; `paddock ps` lists them") end
-  local config = world.one_shot(world.config(options))
+  local config = world.one_shot(world.without_creation(world.config(options)))
   local rt = world.open(ctx, options, config)
   local known, by_id = {}, {}
   local found = world.known(config)

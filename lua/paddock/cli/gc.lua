@@ -68,7 +68,7 @@ local function report(ctx, options, before, after)
 end
 
 function M.run(ctx, options)
-  local config = world.one_shot(world.config(options))
+  local config = world.one_shot(world.without_creation(world.config(options)))
   local rt = world.open(ctx, options, config)
   local known = world.known(config)
   rt:reconcile()

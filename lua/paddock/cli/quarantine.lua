@@ -129,7 +129,7 @@ function M.run(ctx, options, operands)
   elseif verb ~= "ls" and not word then
     args.usage_error(("quarantine %s wants a sandbox id; `paddock quarantine ls` lists them"):format(verb))
   end
-  local config = world.one_shot(world.config(options))
+  local config = world.one_shot(world.without_creation(world.config(options)))
   local rt = world.open(ctx, options, config)
   return verbs[verb](ctx, options, records(ctx, rt, config), word, rt)
 end

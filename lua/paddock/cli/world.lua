@@ -193,6 +193,21 @@ function M.whose(one)
   return one.lease and "runtime " .. one.lease.owner or "another process"
 end
 
+--- The options without those that only a new sandbox needs: what they name may be gone by now, and that must not keep an
+--- operator from taking sandboxes down.
+---@param config table
+---@return table
+function M.without_creation(config)
+  local out, own = {}, {}
+  for k, v in pairs(config) do out[k] = v end
+  if type(config.backend_options) == "table" then
+    for k, v in pairs(config.backend_options) do own[k] = v end
+    own.rootfs, own.images, out.backend_options = nil, nil, own
+  end
+  out.mounts, out.image, out.limits = nil, nil, nil
+  return out
+end
+
 --- Options of a runtime that lives for one command: no background threads, since their first pass would adopt every free
 --- sandbox of the state directory, and whoever wants one of them meanwhile would be refused. Nobody renews then, so a lease
 --- must last as long as the command may take; should this process be killed, others may end its sandbox after that.
@@ -228,8 +243,8 @@ end
 ---@return table runtime
 function M.open(ctx, options, config)
   config = config or M.config(options)
-  if config.log == nil and not options.verbose then -- what goes wrong is said by the command itself
-    config.log = function() end
+  if type(config.log) ~= "function" then -- a level is for hosts: what goes wrong is said by the command itself
+    config.log = options.verbose and "info" or "off"
   end
   config.signals = true -- core/main.c handles them; the runtime's record then says that HUP reloads, and does not kill
   local ok, rt = pcall(require("paddock").open, config)
@@ -280,7 +295,7 @@ end
 --- The options that every command with a runtime takes.
 M.OPTIONS = {
   { "--config,-c", "F", "a Lua file that returns the options of paddock.open" },
-  { "--backend,-b", "B", "process, docker, ..., or path/to/engine.lua" },
+  { "--backend,-b", "B", "process, or path/to/engine.lua" },
   { "--verbose,-v", nil, "log lines (JSON) on stderr" },
 }
 

@@ -405,10 +405,11 @@ end
 --- does not answer.
 ---@param seconds number
 ---@return table?
----@return string?
+---@return string? message
+---@return string? reason   of the transport: "connect", "read_timeout", ...
 function Client:state(seconds)
   local response, err = self:_send { method = "GET", path = "/v1/sandbox", limit = seconds }
-  if not response then return nil, tostring(err.message) end
+  if not response then return nil, tostring(err.message), err.reason end
   local answer = response.status == 200 and self:_decode(response.body)
   if not answer or type(answer.paddock) ~= "table" then
     return nil, "HTTP " .. response.status .. " is not paddock-guest's answer"

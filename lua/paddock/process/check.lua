@@ -41,14 +41,16 @@ local function must_exist(proc, name, path, anything, advice)
   end
 end
 
---- What a look at the machine says: folders that have to be there.
+--- What a look at the machine says: what has to be there.
 ---@param options table   normalized
 function M.places(options)
   local found, io = pcall(require, "paddock.io")
-  if not found then return end -- a plain Lua host: the runtime's own Lua looks
+  if not found then return end -- without the core: the runtime's own Lua looks
   local own, proc = options.backend_options, io.proc
   must_exist(proc, "backend_options.rootfs", own.rootfs)
   must_exist(proc, "backend_options.images", own.images)
+  must_exist(proc, "backend_options.bwrap", own.bwrap, true)
+  must_exist(proc, "backend_options.guest", own.guest, true)
   if options.image and type(own.images) == "string" then must_exist(proc, "image", own.images .. "/" .. options.image) end
   local data = options.data_dir
   if data and not there(proc, data, "pd") then -- it is made when it is first needed, in a folder that is there
