@@ -21,6 +21,13 @@ void pdk_scratch_clear(pdk_scratch *s)
     s->bytes = NULL;
 }
 
+int pdk_push_answer(lua_State *L, pdk_scratch *s)
+{
+    pdk_view_to_lua(L, pdk_view_of(&s->pack));
+    pdk_scratch_clear(s);
+    return 1;
+}
+
 static int scratch_gc(lua_State *L)
 {
     pdk_scratch_clear(lua_touserdata(L, 1));

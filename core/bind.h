@@ -32,6 +32,8 @@ typedef struct pdk_scratch {
 } pdk_scratch;
 pdk_scratch *pdk_scratch_new(lua_State *L); /* +1, raises */
 void pdk_scratch_clear(pdk_scratch *s);
+/* Pushes what was packed into it and clears it: 1, for a method to return.                            stack: +1, raises */
+int pdk_push_answer(lua_State *L, pdk_scratch *s);
 
 /* A new box userdata (+1, raises), whose box is yet to be acquired; it refers to the runtime at `rt_index`. */
 pdk_lbox *pdk_lbox_push(lua_State *L, pdk_grip *g, int rt_index);

@@ -1,7 +1,6 @@
 /* bind_box.c -- a box in Lua: commands, files, and giving it back (DESIGN, section 7). */
 #include "bind.h"
 
-#include <ctype.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -34,16 +33,6 @@ static void exec_job(void *arg)
     job->rc = pdk_box_exec(r->box, &r->spec, r->result, &job->err);
 }
 
-static bool is_env_name(const char *s, size_t len)
-{
-    if (len == 0 || len > 255 || isdigit((unsigned char)s[0]))
-        return false;
-    for (size_t i = 0; i < len; i++)
-        if (!(isalnum((unsigned char)s[i]) || s[i] == '_') || (unsigned char)s[i] >= 0x80)
-            return false;
-    return true;
-}
-
 /* The environment in field env: names and strings without NUL. The values are never shown.  stack: +1, raises */
 static pdk_view read_env(lua_State *L, int index, pdk_scratch *scratch)
 {
@@ -53,7 +42,7 @@ static pdk_view read_env(lua_State *L, int index, pdk_scratch *scratch)
         return PDK_NO_VIEW;
     while (pdk_view_next(env, &cursor, &key, &value)) {
         const char *name = pdk_view_str(key, &len);
-        if (name == NULL || !is_env_name(name, len))
+        if (name == NULL || !pdk_env_name_ok(name, len))
             pdk_bad_argument(L, "env", "has the key %.80s, which is no variable name: letters, digits and _",
                              name != NULL ? name : "(no string)");
         const char *text = pdk_view_str(value, &value_len);
@@ -248,9 +237,7 @@ static int box_list(lua_State *L)
     f.list = &scratch->pack;
     pdk_job job = { .grip = b->grip, .err = PDK_NO_ERROR, .arg = &f };
     pdk_run_blocking(L, &job, list_job);
-    pdk_view_to_lua(L, pdk_view_of(&scratch->pack));
-    pdk_scratch_clear(scratch);
-    return 1;
+    return pdk_push_answer(L, scratch);
 }
 
 /* ---- giving it back ------------------------------------------------------------------------------------- */

@@ -332,9 +332,7 @@ static int ask_store(lua_State *L, asking a)
     pdk_scratch *scratch = pdk_scratch_new(L);
     a.out = &scratch->pack;
     pdk_run_blocking(L, &job, ask_job);
-    pdk_view_to_lua(L, pdk_view_of(&scratch->pack));
-    pdk_scratch_clear(scratch);
-    return 1;
+    return pdk_push_answer(L, scratch);
 }
 
 /* rt:lease(id) -> { state, owner, ours, token }, or nil when nobody has it.   stack: +1, raises */
@@ -450,9 +448,7 @@ static int push_packed(lua_State *L, int (*fn)(pdk_runtime *, pdk_pack *, pdk_er
     pdk_scratch *scratch = pdk_scratch_new(L);
     job.rc = fn(job.grip->rt, &scratch->pack, &job.err);
     pdk_check_rc(L, &job);
-    pdk_view_to_lua(L, pdk_view_of(&scratch->pack));
-    pdk_scratch_clear(scratch);
-    return 1;
+    return pdk_push_answer(L, scratch);
 }
 
 static int rt_list(lua_State *L)
@@ -498,9 +494,7 @@ static int rt_inspect(lua_State *L)
     pdk_scratch *scratch = pdk_scratch_new(L);
     job.rc = pdk_runtime_inspect(job.grip->rt, id, id == NULL ? &who : NULL, &scratch->pack, &job.err);
     pdk_check_rc(L, &job);
-    pdk_view_to_lua(L, pdk_view_of(&scratch->pack));
-    pdk_scratch_clear(scratch);
-    return 1;
+    return pdk_push_answer(L, scratch);
 }
 
 typedef struct explaining {
@@ -532,8 +526,7 @@ static int rt_explain(lua_State *L)
     }
     pdk_job job = { .grip = g, .err = PDK_NO_ERROR, .arg = &e };
     pdk_run_blocking(L, &job, explain_job);
-    pdk_view_to_lua(L, pdk_view_of(&answer->pack));
-    return 1;
+    return pdk_push_answer(L, answer);
 }
 
 /* rt:on(name | "*", fn).                                                      stack: +0, raises */

@@ -75,20 +75,6 @@ int64_t pdk_box_token(const pdk_box *b)
     return b->token;
 }
 
-int pdk_box_describe(const pdk_box *b, pdk_pack *out)
-{
-    pdk_mark m = pdk_begin_map(out);
-    pdk_kv_cstr(out, &m, "id", b->id);
-    pdk_kv_cstr(out, &m, "generation", b->generation);
-    pdk_kv_int(out, &m, "token", b->token);
-    pdk_kv_cstr(out, &m, "holder", b->holder);
-    pdk_kv_cstr(out, &m, "source", b->source);
-    pdk_kv_str(out, &m, "user", b->user, b->user_len);
-    pdk_kv_str(out, &m, "thread", b->thread, b->thread_len);
-    pdk_end(out, &m);
-    return out->failed ? -1 : 0;
-}
-
 int pdk_release(pdk_box *b, pdk_error *err)
 {
     if (b == NULL)

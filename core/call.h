@@ -28,9 +28,6 @@ typedef struct pdk_call { /* on the caller's stack; written by one thread at a t
  * stack: balanced */
 void pdk_call_perform(lua_State *L, pdk_call *call);
 
-/* Pushes the table of the iface.  stack: +1, raises on lack of memory only */
-void pdk_iface_push(lua_State *L, const pdk_iface *f);
-
 /* Has a host's thread carry the call out; call->rc and call->err say how it went. */
 void pdk_host_call(pdk_host *h, pdk_call *call);
 

@@ -7,7 +7,6 @@
 #include "events.h"
 #include "open.h"
 
-#include <ctype.h>
 #include <math.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -319,22 +318,12 @@ PDK_API int pdk_destroy(pdk_runtime *rt, const char *sandbox_id, pdk_error *err)
 
 /* ---- commands and files --------------------------------------------------------------------------------- */
 
-static bool is_env_name(const char *s, size_t len)
-{
-    if (len == 0 || len > 255 || isdigit((unsigned char)s[0]))
-        return false;
-    for (size_t i = 0; i < len; i++)
-        if (!(isalnum((unsigned char)s[i]) || s[i] == '_') || (unsigned char)s[i] >= 0x80)
-            return false;
-    return true;
-}
-
 static int read_env(const char *const *env, pdk_pack *out, pdk_error *err)
 {
     pdk_mark m = pdk_begin_map(out);
     for (size_t i = 0; env != NULL && env[i] != NULL; i++) {
         const char *equals = strchr(env[i], '=');
-        if (equals == NULL || !is_env_name(env[i], (size_t)(equals - env[i])))
+        if (equals == NULL || !pdk_env_name_ok(env[i], (size_t)(equals - env[i])))
             return pdk_fail(err, PDK_E_INVALID_ARGUMENT, 0, "argument `env`: entry %zu is not NAME=value", i);
         pdk_put_str(out, env[i], (size_t)(equals - env[i]));
         pdk_put_cstr(out, equals + 1);

@@ -96,21 +96,6 @@ bool pdk_clock_wait(pdk_clock *c, pdk_cond *cond, pdk_mutex *m, pdk_ns deadline)
     return true; /* the caller looks again */
 }
 
-void pdk_clock_sleep(pdk_clock *c, pdk_ns duration)
-{
-    if (c->type != PDK_CLOCK_MANUAL) {
-        pdk_sleep_ns(duration);
-        return;
-    }
-    pdk_ns until = pdk_after(atomic_load(&c->now), duration);
-    if (!c->threads) {
-        move_to(c, until);
-        return;
-    }
-    while (atomic_load(&c->now) < until)
-        pdk_sleep_ns(MANUAL_SLICE);
-}
-
 pdk_ns pdk_seconds(double s)
 {
     if (isnan(s) || s <= 0)

@@ -22,7 +22,6 @@ void pdk_clock_advance(pdk_clock *c, double s, double wall_s);
 /* Waits on `cond` until signalled or until the clock reads `deadline` (PDK_NEVER = none); false = passed.
  * With a manual clock and no threads, it moves the clock to `deadline` at once and returns false. */
 bool pdk_clock_wait(pdk_clock *c, pdk_cond *cond, pdk_mutex *m, pdk_ns deadline) PDK_REQUIRES(*m);
-void pdk_clock_sleep(pdk_clock *c, pdk_ns duration);
 
 pdk_ns pdk_seconds(double s); /* saturating; NaN and negative = 0, +inf = PDK_NEVER */
 double pdk_to_seconds(pdk_ns ns);

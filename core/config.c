@@ -119,17 +119,26 @@ static unsigned long long start_time(void)
     return p == NULL ? 0 : strtoull(p + 1, NULL, 10);
 }
 
-/* Takes away the records of runtimes that were killed: their locks are free. */
-static void sweep_records(const char *folder)
+/* Takes away the records of runtimes that were killed: their locks are free. Nobody can be them again, so their leases end. */
+void pdk_state_dir_sweep(pdk_runtime *rt)
 {
+    char id[64], folder[4200];
+    if (rt->config.state_dir == NULL)
+        return;
+    snprintf(folder, sizeof folder, "%s/runtimes", rt->config.state_dir);
     DIR *dir = opendir(folder);
     for (struct dirent *one = dir != NULL ? readdir(dir) : NULL; one != NULL; one = readdir(dir)) {
         size_t len = strlen(one->d_name);
-        if (len < 6 || strcmp(one->d_name + len - 5, ".json") != 0)
+        if (len < 6 || len - 5 >= sizeof id || strcmp(one->d_name + len - 5, ".json") != 0)
             continue;
         PDK_AUTO_ERROR ignored = PDK_NO_ERROR;
         PDK_AUTO_FD fd = openat(dirfd(dir), one->d_name, O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
-        if (fd >= 0 && pdk_lock_range(fd, F_WRLCK, 0, 1, &ignored) == 1)
+        if (fd < 0 || pdk_lock_range(fd, F_WRLCK, 0, 1, &ignored) != 1)
+            continue;
+        snprintf(id, sizeof id, "%.*s", (int)(len - 5), one->d_name);
+        if (pdk_lease_owner_gone(rt->lease, id, &ignored) < 0) /* the record goes on saying so */
+            pdk_emit(rt, PDK_WARN, "dead_owner_kept", NULL, NULL, id, &ignored);
+        else
             unlinkat(dirfd(dir), one->d_name, 0);
     }
     if (dir != NULL)
@@ -168,7 +177,6 @@ static int write_record(pdk_runtime *rt, pdk_error *err)
     snprintf(rt->record_path, len, "%s/runtimes", rt->config.state_dir);
     if (mkdir(rt->record_path, 0700) < 0 && errno != EEXIST)
         return pdk_fail(err, PDK_E_IO_ERROR, errno, "cannot make %s", rt->record_path);
-    sweep_records(rt->record_path);
     snprintf(rt->record_path, len, "%s/runtimes/%s.json", rt->config.state_dir, rt->id);
     rt->record_fd = make_record(rt->record_path, err);
     if (rt->record_fd < 0)

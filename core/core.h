@@ -172,6 +172,7 @@ int pdk_config_read(pdk_config *c, pdk_view options, pdk_pack *policy_base, pdk_
 void pdk_config_free(pdk_config *c);
 int pdk_state_dir_make(pdk_runtime *rt, pdk_error *err); /* 0700, and this runtime's record in it */
 bool pdk_state_dir_shared(pdk_runtime *rt); /* whether another runtime, of any process, has a record there and lives */
+void pdk_state_dir_sweep(pdk_runtime *rt); /* what killed runtimes left there; their leases end */
 void pdk_state_dir_leave(pdk_runtime *rt);
 
 /* ---- scope.c ---- */

@@ -23,7 +23,6 @@ typedef struct run { /* one command; on its caller's stack */
     pdk_plane plane;
     char session[48];       /* "" = the plane's default shell */
     bool once;              /* the session is this command's alone: closed after it */
-    bool fenced_default;    /* it stands in for a fenced default shell */
     bool session_new;       /* made by this command */
     pdk_result *out;
     pdk_error *err;
@@ -230,7 +229,6 @@ static int stand_in(run *r)
         pdk_entry *e = pdk_box_entry(rt, r->box);
         if (e == NULL || !e->plane[r->plane].default_fenced)
             return 0;
-        r->fenced_default = true;
         memcpy(r->session, e->plane[r->plane].session, sizeof r->session);
         if (r->session[0] != '\0')
             return 0;
@@ -445,12 +443,12 @@ static int run_it(run *r)
 
 /* ---- arguments ---- */
 
-static bool good_name(const char *s, size_t len)
+bool pdk_env_name_ok(const char *s, size_t len)
 {
     if (len == 0 || len > 255 || isdigit((unsigned char)s[0]))
         return false;
     for (size_t i = 0; i < len; i++)
-        if (!isalnum((unsigned char)s[i]) && s[i] != '_')
+        if (!(isalnum((unsigned char)s[i]) || s[i] == '_') || (unsigned char)s[i] >= 0x80) /* whatever the host's locale */
             return false;
     return true;
 }
@@ -463,7 +461,7 @@ static int check_env(pdk_view env, pdk_error *err)
         return pdk_fail(err, PDK_E_INVALID_ARGUMENT, 0, "env must be a table of names and strings");
     while (pdk_view_next(env, &cursor, &key, &value)) {
         const char *name = pdk_view_str(key, &n);
-        if (name == NULL || !good_name(name, n))
+        if (name == NULL || !pdk_env_name_ok(name, n))
             return pdk_fail(err, PDK_E_INVALID_ARGUMENT, 0, "env: %.80s is no variable name (letters, digits and _)", name ? name : "a key");
         const char *text = pdk_view_str(value, &n);
         if (text == NULL || strlen(text) != n)

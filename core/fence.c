@@ -350,8 +350,8 @@ static int retire_absent(victim *v, pdk_error *err)
         return -1;
     while (pdk_view_next(pdk_view_of(&list), &cursor, &key, &record)) {
         const char *id = pdk_info_str(record, "sandbox_id"), *generation = pdk_info_str(record, "generation");
-        if (id == NULL || generation == NULL || strcmp(id, v->td->id) != 0)
-            continue;
+        if (id == NULL || generation == NULL || strcmp(id, v->td->id) != 0 || !pdk_view_bool(pdk_view_get(record, "here"), true))
+            continue; /* another sandbox's, also by its scope */
         PDK_AUTO_PACK now = PDK_NO_PACK;
         int there = pdk_engine_inspect(rt, id, record, &now, err);
         const char *seen = there == 1 ? pdk_info_str(pdk_view_of(&now), "generation") : NULL;

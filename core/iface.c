@@ -163,7 +163,8 @@ pdk_view pdk_iface_field(const pdk_iface *f, const char *key)
     return pdk_view_get(pdk_view_of(&f->fields), key);
 }
 
-void pdk_iface_push(lua_State *L, const pdk_iface *f)
+/* Pushes the table of the iface.  stack: +1, raises on lack of memory only */
+static void iface_push(lua_State *L, const pdk_iface *f)
 {
     if (f->host != NULL)
         pdk_host_push_kept(L, f->host, f->ref);
@@ -198,7 +199,7 @@ static int take_results(lua_State *L, int first, pdk_call *call)
 static int body(lua_State *L)
 {
     pdk_call *call = lua_touserdata(L, 1);
-    pdk_iface_push(L, call->iface); /* [2] */
+    iface_push(L, call->iface); /* [2] */
     if (lua_isnil(L, 2)) {
         call->rc = pdk_fail(call->err, PDK_E_CLOSED, 0, "%s is gone: its Lua state was closed", call->iface->what);
         return 0;

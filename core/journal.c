@@ -29,6 +29,11 @@ void pdk_journal_free(pdk_journal *j)
     j->ops->free(j->self);
     free(j);
 }
+void pdk_journal_close(pdk_journal *j)
+{
+    if (j->ops->close != NULL)
+        j->ops->close(j->self);
+}
 const char *pdk_journal_type(const pdk_journal *j)
 {
     return j->ops->type;
@@ -50,6 +55,10 @@ int pdk_journal_list(pdk_journal *j, pdk_pack *out, pdk_error *err)
     if (j->ops->list == NULL)
         return pdk_fail(err, PDK_E_UNSUPPORTED, 0, "this journal cannot list its records");
     return j->ops->list(j->self, out, err);
+}
+int pdk_journal_republish(pdk_journal *j, pdk_error *err)
+{
+    return j->ops->republish == NULL ? 0 : j->ops->republish(j->self, err);
 }
 
 /* ---- memory ---- */

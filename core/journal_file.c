@@ -349,7 +349,9 @@ static outcome add(form *f, int at, const char *id, const char *generation, cons
     if (!key_of(f->scope, id, generation, &k))
         return no_memory(err);
     AUTO_RECORD former = { 0 };
-    PDK_AUTO_FD there = openat(at, k.record, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
+    /* one of an unknown generation is written anew: it may not be the same event, and a mirror tells them apart by their time */
+    PDK_AUTO_FD there =
+        generation == NULL ? -1 : openat(at, k.record, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
     if (there >= 0 && read_record(at, k.id, k.record, &former) == 0) /* but whoever wrote it may not have come to its sync */
         return fsync(there) == 0 ? DONE : cannot(f, "sync", k.record, errno, err);
     AUTO_MEMORY char *bytes = write_text(f, id, generation, why, &len);

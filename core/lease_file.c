@@ -154,6 +154,17 @@ static int file_owner_of(void *self, const char *id, pdk_lease_owner *out, pdk_e
     return leave(&v, v.live);
 }
 
+static int file_owner_gone(void *self, const char *runtime_id, pdk_error *err)
+{
+    store *s = self;
+    if (pdk_slots_enter(s->slots, err) < 0)
+        return -1;
+    pdk_ns now = pdk_clock_is_manual(s->clock) ? pdk_clock_now(s->clock) : pdk_now_boottime();
+    int rc = pdk_slots_end_owner(s->slots, runtime_id, now, err);
+    pdk_slots_leave(s->slots);
+    return rc < 0 ? -1 : 0;
+}
+
 static int file_close(void *self, pdk_error *err)
 {
     (void)err;
@@ -178,6 +189,7 @@ static const pdk_lease_ops file_ops = {
     .renew = file_renew,
     .release = file_release,
     .owner_of = file_owner_of,
+    .owner_gone = file_owner_gone,
     .close = file_close,
     .free = file_free,
 };

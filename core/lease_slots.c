@@ -499,6 +499,27 @@ int pdk_slots_put(pdk_slots *s, const pdk_slot *slot, pdk_ns now, pdk_error *err
 
 /* ---- open, close ---- */
 
+int pdk_slots_end_owner(pdk_slots *s, const char *owner, pdk_ns now, pdk_error *err)
+{
+    int ended = 0;
+    for (uint64_t i = 0; i < s->head.slots; i++) {
+        pdk_slot slot;
+        if (read_slots(s, &slot, i, 1, err) < 0)
+            return -1;
+        if (slot.state != PDK_SLOT_OWN || strcmp(slot.owner, owner) != 0)
+            continue;
+        s->at = i;
+        s->was = slot;
+        s->fresh = false;
+        slot.state = PDK_SLOT_FREE;
+        slot.until = slot.until < now ? slot.until : now;
+        if (pdk_slots_put(s, &slot, now, err) < 0)
+            return -1;
+        ended++;
+    }
+    return ended;
+}
+
 static bool sound(pdk_slots *s, pdk_error *err)
 {
     if (read_head(s, err) < 0)

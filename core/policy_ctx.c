@@ -54,7 +54,7 @@ static view *test_view(lua_State *L, int index)
     return u != NULL && u->mark == &view_mark ? u : NULL;
 }
 
-bool pdk_policy_is_view(lua_State *L, int index)
+static bool is_view(lua_State *L, int index)
 {
     return test_view(L, index) != NULL;
 }
@@ -301,7 +301,7 @@ static int push_pairs(lua_State *L)
 
 int pdk_policy_next(lua_State *L)
 {
-    if (!pdk_policy_is_view(L, 1)) {
+    if (!is_view(L, 1)) {
         luaL_checktype(L, 1, LUA_TTABLE);
         lua_settop(L, 2);
         if (lua_next(L, 1) != 0)
@@ -328,7 +328,7 @@ int pdk_policy_next(lua_State *L)
 int pdk_policy_pairs(lua_State *L)
 {
     luaL_checkany(L, 1);
-    if (pdk_policy_is_view(L, 1))
+    if (is_view(L, 1))
         return push_pairs(L);
     luaL_checktype(L, 1, LUA_TTABLE);
     lua_pushcfunction(L, pdk_policy_next);
@@ -340,7 +340,7 @@ int pdk_policy_pairs(lua_State *L)
 int pdk_policy_type(lua_State *L)
 {
     luaL_checkany(L, 1);
-    if (pdk_policy_is_view(L, 1))
+    if (is_view(L, 1))
         lua_pushliteral(L, "table");
     else
         lua_pushstring(L, luaL_typename(L, 1));
@@ -462,7 +462,7 @@ static int pack_value(lua_State *L, int index, answer *a, int depth)
             return -1;
         break;
     default:
-        if (!pdk_policy_is_view(L, index)) {
+        if (!is_view(L, index)) {
             char why[60];
             snprintf(why, sizeof why, "is a %s; only plain data can be an answer", luaL_typename(L, index));
             return refuse(a, why);

@@ -228,7 +228,8 @@ static int refuse_global(lua_State *L)
     return luaL_error(L, "global '%s' is assigned: declare it local", luaL_tolstring(L, 2, NULL));
 }
 
-void pdk_policy_env_push(lua_State *L)
+/* Pushes a fresh sealed environment.  stack: +1, raises */
+static void env_push(lua_State *L)
 {
     luaL_checkstack(L, 8, "an environment");
     lua_newtable(L); /* the environment */
@@ -284,7 +285,7 @@ void pdk_policy_run_text(lua_State *L, const char *path, const char *text, size_
     if (luaL_loadbufferx(L, text, len, lua_pushfstring(L, "@%s", path), "t") != LUA_OK)
         lua_error(L);
     lua_remove(L, -2);
-    pdk_policy_env_push(L);
+    env_push(L);
     lua_setupvalue(L, -2, 1);
     lua_call(L, 0, 1);
 }

@@ -112,8 +112,6 @@ int pdk_policy_run(lua_State *L, pdk_policy_call *c, lua_CFunction body, const p
 int pdk_policy_ask(pdk_policies *p, const pdk_question *q, pdk_error *err);
 
 /* ---- policy_env.c ---- */
-/* Pushes a fresh sealed environment. Raises. stack: +1 */
-void pdk_policy_env_push(lua_State *L);
 /* In a new policies object: metatables. Raises. stack: 0 */
 void pdk_policy_env_open(lua_State *L);
 /* Whether the error value at index was made by policy.fail; then its message. */
@@ -124,7 +122,6 @@ void pdk_policy_run_text(lua_State *L, const char *path, const char *text, size_
 /* ---- policy_ctx.c ---- */
 void pdk_policy_ctx_open(lua_State *L);
 void pdk_policy_ctx_push(lua_State *L, pdk_policy_call *c); /* the root view. stack: +1, raises */
-bool pdk_policy_is_view(lua_State *L, int index);
 int pdk_policy_type(lua_State *L); /* type, next, pairs as a policy sees them */
 int pdk_policy_next(lua_State *L);
 int pdk_policy_pairs(lua_State *L);

@@ -199,11 +199,6 @@ bool pdk_entry_dirty(const pdk_entry *e)
     return false;
 }
 
-bool pdk_entry_held(const pdk_entry *e)
-{
-    return e->holder_count > 0;
-}
-
 /* ---- the heap of what is due ---- */
 
 static void heap_put(pdk_pool *p, size_t at, pdk_entry *e)

@@ -143,7 +143,6 @@ void pdk_entry_lapse(pdk_pool *p, const char *id, pdk_ns now) PDK_REQUIRES(p->re
 void pdk_pool_set_due(pdk_pool *p, pdk_entry *e, pdk_ns due) PDK_REQUIRES(p->registry);
 /* Whether it must not serve again as it is (J7, L6): an ambiguous creation, or one abandoned with no holder left. */
 bool pdk_entry_dirty(const pdk_entry *e);
-bool pdk_entry_held(const pdk_entry *e); /* holders, or a command in flight */
 
 pdk_holder *pdk_pool_holder(pdk_pool *p, const char *name) PDK_REQUIRES(p->registry);
 /* Adds a holder, or upgrades one that is there. NULL = no memory. */

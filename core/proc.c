@@ -303,12 +303,6 @@ int pdk_child_wait(pdk_child *c, double seconds, pdk_error *err)
     return ready;
 }
 
-int pdk_child_signal(pdk_child *c, int sig, pdk_error *err)
-{
-    if (c->pidfd < 0 || syscall(SYS_pidfd_send_signal, c->pidfd, sig, NULL, 0) == 0 || errno == ESRCH) return 0;
-    return pdk_fail(err, PDK_E_IO_ERROR, errno, "cannot signal process %d", (int)c->pid);
-}
-
 void pdk_child_close(pdk_child *c)
 {
     if (c->pidfd >= 0) close(pdk_fd_take(&c->pidfd));

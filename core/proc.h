@@ -43,7 +43,6 @@ typedef struct pdk_child {
 int pdk_spawn_start(const pdk_spawn *spec, pdk_child *out, pdk_error *err);
 /* Waits until it has ended, at most `seconds` and within the thread's limit. 1 = ended, 0 = not yet, -1 = error. */
 int pdk_child_wait(pdk_child *c, double seconds, pdk_error *err);
-int pdk_child_signal(pdk_child *c, int sig, pdk_error *err); /* ended already = 0 */
 void pdk_child_close(pdk_child *c); /* does not kill */
 
 /* Runs to the end and captures both outputs (each bounded by max bytes, then dropped). Kills it at the limit: `timeout`. */

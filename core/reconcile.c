@@ -228,16 +228,17 @@ int pdk_reconcile(pdk_runtime *rt, pdk_error *err)
 {
     PDK_AUTO_PACK list = PDK_NO_PACK;
     pdk_view key, info;
+    PDK_AUTO_ERROR unpublished = PDK_NO_ERROR;
     size_t cursor = 0;
-    if (!pdk_iface_has(rt->backend, "list"))
-        return 0;
     {
         PDK_GUARD(rt->lock);
         if (rt->reconciling)
             return 0;
         rt->reconciling = true;
     }
-    int rc = pdk_engine_list(rt, &list, err);
+    if (pdk_journal_republish(rt->journal, &unpublished) < 0)
+        pdk_emit(rt, PDK_WARN, "republish_failed", NULL, NULL, "other machines may not see what is quarantined here", &unpublished);
+    int rc = pdk_iface_has(rt->backend, "list") ? pdk_engine_list(rt, &list, err) : 0;
     while (rc == 0 && pdk_view_next(pdk_view_of(&list), &cursor, &key, &info))
         look_at(rt, info);
     if (rc == 0)

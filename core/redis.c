@@ -15,15 +15,25 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define ANSWER_MAX  65536 /* bytes; all answers that we ask for are short */
+#define ANSWER_MAX  65536 /* bytes; all answers that we ask for are short, but for lists */
 #define BACKOFF     (PDK_NS_PER_S / 20)
 #define BACKOFF_MAX (2 * PDK_NS_PER_S)
+
+#if HIREDIS_MAJOR >= 1
+typedef size_t elements;
+#else
+typedef int elements;
+#endif
+typedef void *make_array(const redisReadTask *, elements);
 
 struct pdk_redis_conn { /* the taker's; while it idles, the pool's lock's */
     pdk_redis *redis;   /* fixed at birth, as is the era */
     uint64_t era;       /* how many failures the pool had seen then */
     int fd;
     redisReader *reader;
+    redisReplyObjectFunctions fn; /* the reader's, with create_array among them */
+    make_array *usual;            /* hiredis' own */
+    bool list;                    /* the answer may be a list */
     pdk_ns deadline;
     bool cut; /* the deadline is the caller's own: that it passed says nothing about the server */
     bool prober;
@@ -89,11 +99,32 @@ static int send_all(pdk_redis_conn *c, const char *text, size_t len, pdk_error *
     return 0;
 }
 
+/* A list's length would be believed, and memory made for it, before its elements have come: so it is refused where none is asked
+ * for, when it is too long, and inside another one. */
+static void *create_array(const redisReadTask *task, elements n)
+{
+    pdk_redis_conn *c = task->privdata;
+    return c->list && task->parent == NULL && n <= PDK_REDIS_LIST ? c->usual(task, n) : NULL;
+}
+
+static bool reader_init(pdk_redis_conn *c)
+{
+    c->reader = redisReaderCreate();
+    if (c->reader == NULL)
+        return false;
+    c->fn = *c->reader->fn;
+    c->usual = c->fn.createArray;
+    c->fn.createArray = create_array;
+    c->reader->fn = &c->fn;
+    c->reader->privdata = c;
+    return true;
+}
+
 /* The next answer; NULL = broken. */
 static redisReply *receive(pdk_redis_conn *c, pdk_error *err)
 {
     char text[4096];
-    size_t total = 0;
+    size_t total = 0, most = c->list ? PDK_REDIS_LIST_BYTES : ANSWER_MAX;
     for (;;) {
         ssize_t n = recv(c->fd, text, sizeof text, MSG_DONTWAIT);
         if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
@@ -105,10 +136,9 @@ static redisReply *receive(pdk_redis_conn *c, pdk_error *err)
             continue;
         if (n <= 0)
             return broken(c, n < 0 ? errno : 0, "has closed the connection before it answered", err), NULL;
-        /* an array's length would be believed, and memory made for it, before its elements have come: we ask for none */
         void *reply = NULL;
-        if ((total == 0 && text[0] == '*') || (total += (size_t)n) > ANSWER_MAX ||
-            redisReaderFeed(c->reader, text, (size_t)n) != REDIS_OK || redisReaderGetReply(c->reader, &reply) != REDIS_OK)
+        if ((total += (size_t)n) > most || redisReaderFeed(c->reader, text, (size_t)n) != REDIS_OK ||
+            redisReaderGetReply(c->reader, &reply) != REDIS_OK)
             return broken(c, EPROTO, "does not answer as redis does", err), NULL;
         if (reply != NULL)
             return reply;
@@ -121,6 +151,7 @@ static void read_reply(const redisReply *r, pdk_redis_reply *out)
     out->kind = r->type == REDIS_REPLY_NIL       ? PDK_REDIS_NIL
                 : r->type == REDIS_REPLY_INTEGER ? PDK_REDIS_NUMBER
                 : r->type == REDIS_REPLY_ERROR   ? PDK_REDIS_ERROR
+                : r->type == REDIS_REPLY_ARRAY   ? PDK_REDIS_STRINGS
                                                  : PDK_REDIS_TEXT;
     out->number = r->type == REDIS_REPLY_INTEGER ? r->integer : 0;
     if (r->str == NULL)
@@ -128,6 +159,23 @@ static void read_reply(const redisReply *r, pdk_redis_reply *out)
     size_t n = r->len < sizeof out->text - 1 ? r->len : sizeof out->text - 1;
     for (size_t i = 0; i < n; i++) /* it goes into messages, which are one line */
         out->text[i] = (unsigned char)r->str[i] < 0x20 || r->str[i] == 0x7f ? '?' : r->str[i];
+}
+
+/* An answer that is a list goes to `list`. */
+static int read_list(pdk_redis_conn *c, const redisReply *r, pdk_pack *list, pdk_error *err)
+{
+    if (r->type != REDIS_REPLY_ARRAY)
+        return 0;
+    pdk_mark m = pdk_begin_list(list);
+    for (size_t i = 0; i < r->elements; i++, m.count++) {
+        if (r->element[i]->type != REDIS_REPLY_STRING)
+            return broken(c, EPROTO, "does not answer as redis does", err);
+        pdk_put_str(list, r->element[i]->str, (size_t)r->element[i]->len);
+    }
+    pdk_end(list, &m);
+    return list->failed ? pdk_fail(err, PDK_E_OWNERSHIP_UNAVAILABLE, 0, "no memory for the answer of redis at %s",
+                                   pdk_redis_place(c->redis))
+                        : 0;
 }
 
 static bool has_word(const char *text, const char *word)
@@ -143,7 +191,8 @@ static bool ends_connection(const char *text)
            has_word(text, "LOADING");
 }
 
-int pdk_redis_ask(pdk_redis_conn *c, const char *const *args, int n, pdk_redis_reply *out, pdk_error *err)
+/* `list` NULL: the answer must be none. */
+static int ask(pdk_redis_conn *c, const char *const *args, int n, pdk_pack *list, pdk_redis_reply *out, pdk_error *err)
 {
     if (c->broken) /* an answer on it could be another request's */
         return pdk_fail(err, PDK_E_OWNERSHIP_UNAVAILABLE, 0, "redis at %s %s", pdk_redis_place(c->redis), c->why);
@@ -154,19 +203,33 @@ int pdk_redis_ask(pdk_redis_conn *c, const char *const *args, int n, pdk_redis_r
     int len = redisFormatCommandArgv(&text, n, (const char **)args, NULL);
     if (len < 0)
         return pdk_fail(err, PDK_E_OWNERSHIP_UNAVAILABLE, 0, "no memory to ask redis at %s", pdk_redis_place(c->redis));
+    c->list = list != NULL;
     int rc = send_all(c, text, (size_t)len, err);
     redisFreeCommand(text);
     redisReply *reply = rc < 0 ? NULL : receive(c, err);
     if (reply == NULL)
         return -1;
     read_reply(reply, out);
+    rc = read_list(c, reply, list, err);
     freeReplyObject(reply);
+    if (rc < 0)
+        return -1;
     c->answered = true;
     if (c->reader->pos != c->reader->len || (out->kind == PDK_REDIS_ERROR && ends_connection(out->text))) {
         c->broken = true; /* this answer counts; there is no next one */
         snprintf(c->why, sizeof c->why, "answered: %.150s", out->text);
     }
     return 0;
+}
+
+int pdk_redis_ask(pdk_redis_conn *c, const char *const *args, int n, pdk_redis_reply *out, pdk_error *err)
+{
+    return ask(c, args, n, NULL, out, err);
+}
+int pdk_redis_ask_list(pdk_redis_conn *c, const char *const *args, int n, pdk_pack *list, pdk_redis_reply *out,
+                       pdk_error *err)
+{
+    return ask(c, args, n, list, out, err);
 }
 
 /* ---- making one ---- */
@@ -206,9 +269,9 @@ static int conn_open(pdk_redis_conn *c, pdk_error *err)
         c->cut = false;
     }
     PDK_AUTO_ERROR why = PDK_NO_ERROR;
-    c->reader = redisReaderCreate();
-    c->fd = c->reader == NULL ? -1 : pdk_redis_dial(&c->redis->dialer, c->deadline, &why);
-    if (c->reader == NULL)
+    bool ready = reader_init(c);
+    c->fd = !ready ? -1 : pdk_redis_dial(&c->redis->dialer, c->deadline, &why);
+    if (!ready)
         broken(c, ENOMEM, "cannot be asked", &why);
     if (c->fd < 0) {
         c->broken = true;

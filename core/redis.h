@@ -11,20 +11,23 @@
 #define PDK_REDIS_H
 
 #include "error.h"
+#include "pack.h"
 #include "sync.h"
 
 #define PDK_REDIS_WAIT    (2 * PDK_NS_PER_S)
 #define PDK_REDIS_CONNECT (1 * PDK_NS_PER_S) /* of it, for connecting and logging in */
 #define PDK_REDIS_CONNS   4
+#define PDK_REDIS_LIST    4096      /* strings of one list; a longer one is no answer */
+#define PDK_REDIS_LIST_BYTES (1 << 20) /* of all of them, as they are sent */
 
 typedef struct pdk_redis pdk_redis;
 typedef struct pdk_redis_conn pdk_redis_conn;
 
-typedef enum pdk_redis_kind { PDK_REDIS_NIL, PDK_REDIS_TEXT, PDK_REDIS_NUMBER, PDK_REDIS_ERROR } pdk_redis_kind;
+typedef enum pdk_redis_kind { PDK_REDIS_NIL, PDK_REDIS_TEXT, PDK_REDIS_NUMBER, PDK_REDIS_ERROR, PDK_REDIS_STRINGS } pdk_redis_kind;
 typedef struct pdk_redis_reply {
     pdk_redis_kind kind;
-    long long number;
-    char text[300]; /* of TEXT and ERROR; cut to its size */
+    long long number; /* of NUMBER */
+    char text[300];   /* of TEXT and ERROR; cut to its size */
 } pdk_redis_reply;
 
 /* Only parses the URL (redis_addr.h): nothing is connected before the first take. NULL: invalid_argument. */
@@ -41,5 +44,7 @@ void pdk_redis_give(pdk_redis *r, pdk_redis_conn *c);
 pdk_ns pdk_redis_deadline(const pdk_redis_conn *c);
 /* 0 and the reply (an error that redis reports is a reply), or -1: no answer came. */
 int pdk_redis_ask(pdk_redis_conn *c, const char *const *args, int n, pdk_redis_reply *out, pdk_error *err);
+/* The same where a list of strings may be the answer: its kind is STRINGS then, and the list is appended to `list`. */
+int pdk_redis_ask_list(pdk_redis_conn *c, const char *const *args, int n, pdk_pack *list, pdk_redis_reply *out, pdk_error *err);
 
 #endif

@@ -269,6 +269,19 @@ static pdk_lease *open_lease(pdk_runtime *rt, pdk_error *err)
     return pdk_lease_file(rt->config.state_dir, pdk_store_scope(rt), rt->id, rt->config.ttl, rt->clock, err);
 }
 
+static pdk_journal *open_journal(pdk_runtime *rt, pdk_error *err)
+{
+    pdk_view ownership = pdk_view_get(pdk_view_of(&rt->config.options), "ownership");
+    char scope[320];
+    pdk_journal *local = pdk_journal_file(rt->config.state_dir, pdk_store_scope(rt), err);
+    if (local == NULL || strcmp(pdk_lease_type(rt->lease), "redis") != 0)
+        return local;
+    if (pdk_store_scope_of_machine(rt, scope, sizeof scope, err) == 0)
+        return pdk_journal_mirror(local, pdk_info_str(ownership, "url"), scope, err);
+    pdk_journal_free(local);
+    return NULL;
+}
+
 static int open_stores(pdk_runtime *rt, const pdk_open_spec *spec, pdk_error *err)
 {
     const char *journal = pdk_info_str(pdk_view_of(&rt->config.options), "journal");
@@ -282,9 +295,10 @@ static int open_stores(pdk_runtime *rt, const pdk_open_spec *spec, pdk_error *er
     if (spec->ownership == NULL)
         rt->lease = open_lease(rt, err);
     if (spec->journal == NULL && rt->lease != NULL)
-        rt->journal = memory ? pdk_journal_memory(err) : pdk_journal_file(rt->config.state_dir, pdk_store_scope(rt), err);
+        rt->journal = memory ? pdk_journal_memory(err) : open_journal(rt, err);
     if (rt->lease == NULL || rt->journal == NULL)
         return -1;
+    pdk_state_dir_sweep(rt);
     if (strcmp(pdk_lease_type(rt->lease), "memory") == 0 && pdk_state_dir_shared(rt))
         pdk_emit(rt, PDK_WARN, "ownership_in_memory", NULL, NULL, "another runtime uses this state directory, and leases in memory "
                  "do not keep the two apart: give both ownership = { type = \"file\" }", NULL);
@@ -440,12 +454,13 @@ static bool drain(pdk_runtime *rt, double seconds)
 }
 
 /* Tells the ownership store; once. */
-static void close_lease(pdk_runtime *rt)
+static void close_stores(pdk_runtime *rt)
 {
     PDK_AUTO_ERROR why = PDK_NO_ERROR;
     if (!rt->lease_closed && pdk_lease_close(rt->lease, &why) < 0)
         pdk_emit(rt, PDK_WARN, "store_close_failed", NULL, NULL, NULL, &why);
     rt->lease_closed = true;
+    pdk_journal_close(rt->journal);
 }
 
 int pdk_runtime_reset(pdk_runtime *rt, pdk_error *err)
@@ -458,7 +473,7 @@ int pdk_runtime_reset(pdk_runtime *rt, pdk_error *err)
         rc = pdk_fail(err, PDK_E_TIMEOUT, 0, "calls are still in flight after 5 s; reset again when they have ended");
     if (rc == 0) {
         let_go(rt);
-        close_lease(rt);
+        close_stores(rt);
     }
     end_leave(rt, rc == 0);
     return rc;
@@ -544,7 +559,7 @@ int pdk_runtime_shutdown(pdk_runtime *rt, pdk_error *err)
                                   left == 1 ? "" : "es");
     }
     if (rc == 0 && !rt->lease_closed) {
-        close_lease(rt);
+        close_stores(rt);
         pdk_emit(rt, PDK_INFO, "shut_down", NULL, NULL, NULL, NULL);
     }
     if (rc < 0) {

@@ -92,14 +92,13 @@ typedef struct pdk_exec_spec {
     double timeout;           /* 0 = command_timeout */
     const char *scope, *session; /* or NULL */
 } pdk_exec_spec;
+bool pdk_env_name_ok(const char *s, size_t len); /* 1 to 255 letters, digits and _, no digit first */
 int pdk_box_exec(pdk_box *box, const pdk_exec_spec *spec, pdk_result *out, pdk_error *err);
 int pdk_box_write(pdk_box *box, const char *path, size_t path_len, const void *data, size_t len, bool no_overwrite,
                   pdk_error *err);
 int pdk_box_read(pdk_box *box, const char *path, size_t path_len, char **data, size_t *len, pdk_error *err);
 /* Appends a list of { name, path, is_directory, size, modified_time, mode }. */
 int pdk_box_list(pdk_box *box, const char *path, size_t path_len, pdk_pack *out, pdk_error *err);
-/* Facts: id, generation, token, holder, source, user, thread. */
-int pdk_box_describe(const pdk_box *box, pdk_pack *out);
 /* The rendered text of a result (J3): malloc'd. */
 char *pdk_result_text(const pdk_result *r, size_t *len);
 

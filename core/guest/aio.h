@@ -4,7 +4,7 @@
  *   aio_text.c   envelopes, fields, output      aio_upload.c  upload (multipart, streamed)
  *   aio_shell.c  /v1/shell routes               aio_walk.c    list, find, glob: directory trees, in slices
  *   aio_pty.c    a session's shell              aio_grep.c    grep, search: texts, in slices
- *   aio_bash.c   /v1/bash
+ *   aio_bash.c   /v1/bash                       aio_session.c what the sessions of both planes share
  *
  * Everything runs on the guest's one thread: a call may keep its request and answer later, but it never waits.
  */

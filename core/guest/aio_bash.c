@@ -3,7 +3,7 @@
  * A session keeps a directory (the last exec_dir), the output of its last command, and an order: one command at a time. It
  * costs no process. Its commands are read by offset (bytes of a stream), while they run and afterwards.
  */
-#include "aio.h"
+#include "aio_session.h"
 
 #include <errno.h>
 #include <signal.h>
@@ -22,7 +22,7 @@ typedef struct job {
     struct job *next;      /* in its session's queue */
     session *owner;
     guest_req *req;        /* NULL = answered, or its client is gone */
-    bool detached, wants_input, kill_asked, oom;
+    bool wants_input, kill_asked, oom;
     char id[40], *command, *dir;
     char **env;
     double hard;
@@ -36,26 +36,21 @@ typedef struct job {
     aio_buf out, err;
 } job;
 
-typedef struct waiter {    /* an output request that waits for something new */
-    struct waiter *next;
-    session *owner;
-    guest_req *req;
-    guest_timer limit;
+typedef struct waiter { /* an output request that waits for something new */
+    aio_waiter base;
     uint64_t from, err_from;
 } waiter;
 
 struct session {
-    session *next;
-    char *id, *dir;
-    double created, used;  /* wall clock, for people */
-    int64_t used_at;
+    aio_session base;
     json_int_t commands;
     job *last;             /* the running one, or the last that ran; NULL = none ever */
     job *queue;
-    waiter *waiters;
 };
 
-static session *sessions; /* newest first */
+static bool idle(const aio_session *s);
+static void session_end(aio_session *s);
+static aio_plane plane = { .name = "bash", .size = sizeof(session), .idle = idle, .end = session_end };
 
 static void pump(session *s);
 
@@ -92,7 +87,7 @@ static bool was_cut(const aio_buf *b, size_t max)
 
 static json_t *job_json(const job *j)
 {
-    json_t *data = json_pack("{s:s, s:s, s:o, s:s, s:o, s:o, s:I, s:I}", "session_id", j->owner->id, "command_id", j->id,
+    json_t *data = json_pack("{s:s, s:s, s:o, s:s, s:o, s:o, s:I, s:I}", "session_id", j->owner->base.id, "command_id", j->id,
                              "command", aio_text(j->command, strlen(j->command)), "status", j->status, "stdout",
                              aio_buf_json(&j->out, 0, j->max_output), "stderr", aio_buf_json(&j->err, 0, j->max_output),
                              "offset", (json_int_t)j->out.total, "stderr_offset", (json_int_t)j->err.total);
@@ -120,9 +115,7 @@ static void job_answer(job *j)
 
 static void on_answer_due(guest_timer *t)
 {
-    job *j = t->ctx;
-    j->detached = true;
-    job_answer(j);
+    job_answer(t->ctx);
 }
 
 static void on_exec_closed(guest_req *req)
@@ -144,62 +137,33 @@ static json_t *output_json(const session *s, uint64_t from, uint64_t err_from)
 {
     const job *j = s->last;
     if (j == NULL)
-        return json_pack("{s:s, s:s, s:s, s:i, s:i, s:n}", "session_id", s->id, "stdout", "", "stderr", "", "offset", 0,
+        return json_pack("{s:s, s:s, s:s, s:i, s:i, s:n}", "session_id", s->base.id, "stdout", "", "stderr", "", "offset", 0,
                          "stderr_offset", 0, "command");
     json_t *command = json_pack("{s:s, s:o, s:s}", "command_id", j->id, "command", aio_text(j->command, strlen(j->command)),
                                 "status", j->status);
     if (command != NULL && j->has_exit) json_object_set_new(command, "exit_code", json_integer(j->exit_code));
-    return json_pack("{s:s, s:o, s:o, s:I, s:I, s:o}", "session_id", s->id, "stdout", aio_buf_json(&j->out, from, 0),
+    return json_pack("{s:s, s:o, s:o, s:I, s:I, s:o}", "session_id", s->base.id, "stdout", aio_buf_json(&j->out, from, 0),
                      "stderr", aio_buf_json(&j->err, err_from, 0), "offset", (json_int_t)j->out.total, "stderr_offset",
                      (json_int_t)j->err.total, "command", command);
 }
 
-static void waiter_drop(waiter *w)
+static json_t *waiter_json(const aio_waiter *base)
 {
-    for (waiter **link = &w->owner->waiters; *link != NULL; link = &(*link)->next) {
-        if (*link != w) continue;
-        *link = w->next;
-        break;
-    }
-    guest_timer_stop(&w->limit);
-    free(w);
-}
-
-static void waiter_answer(waiter *w)
-{
-    guest_req *req = w->req;
-    json_t *data = output_json(w->owner, w->from, w->err_from);
-    req->on_close = NULL;
-    waiter_drop(w);
-    aio_reply_ok(req, data, NULL);
-}
-
-static void on_wait_due(guest_timer *t)
-{
-    waiter_answer(t->ctx);
-}
-
-static void on_wait_closed(guest_req *req)
-{
-    waiter_drop(req->ctx);
+    const waiter *w = (const waiter *)base;
+    return output_json((const session *)base->owner, w->from, w->err_from);
 }
 
 /* ---- running ---- */
-
-static void touch(session *s)
-{
-    s->used = aio_wall();
-    s->used_at = guest_now();
-}
 
 static void on_output(guest_cmd *cmd, void *ctx, int stream, const char *data, size_t len)
 {
     job *j = ctx;
     (void)cmd;
     aio_buf_add(stream == 1 ? &j->out : &j->err, data, len);
-    for (waiter *w = j->owner->waiters, *next; w != NULL; w = next) {
-        next = w->next;
-        if (j->out.total > w->from || j->err.total > w->err_from) waiter_answer(w);
+    for (aio_waiter *base = j->owner->base.waiters, *next; base != NULL; base = next) {
+        const waiter *w = (const waiter *)base;
+        next = base->next;
+        if (j->out.total > w->from || j->err.total > w->err_from) aio_wait_answer(base);
     }
 }
 
@@ -223,7 +187,7 @@ static void on_end(guest_cmd *cmd, void *ctx, const guest_cmd_end *end)
     j->has_exit = true;
     j->exit_code = end->exit_code;
     j->oom = end->oom;
-    touch(s);
+    aio_session_touch(&s->base);
     if (end->failed) {
         job_failed(j, &end->fault);
     } else if (end->killed == GUEST_KILL_TIMEOUT) {
@@ -234,19 +198,19 @@ static void on_end(guest_cmd *cmd, void *ctx, const guest_cmd_end *end)
         j->status = "completed";
     }
     job_answer(j);
-    while (s->waiters != NULL) waiter_answer(s->waiters);
+    aio_wait_answer_all(&s->base);
     pump(s);
 }
 
 static bool job_start(session *s, job *j, guest_fault *f)
 {
     guest_cmd_spec spec = {
-        .text = j->command, .cwd = access(s->dir, X_OK) == 0 ? s->dir : NULL, .env = (const char *const *)j->env,
+        .text = j->command, .cwd = access(s->base.dir, X_OK) == 0 ? s->base.dir : NULL, .env = (const char *const *)j->env,
         .want_stdin = j->wants_input, .limit = j->hard, .token = j->token, .ctx = j, .on_output = on_output, .on_end = on_end,
     };
     j->status = "running";
     s->commands++;
-    touch(s);
+    aio_session_touch(&s->base);
     return guest_token_allows(j->token, f) && (j->cmd = guest_cmd_start(&spec, f)) != NULL;
 }
 
@@ -259,8 +223,8 @@ static void pump(session *s)
         s->queue = j->next;
         j->next = NULL;
         if (j->dir != NULL) {
-            free(s->dir);
-            s->dir = j->dir;
+            free(s->base.dir);
+            s->base.dir = j->dir;
             j->dir = NULL;
         }
         job_free(s->last);
@@ -271,34 +235,22 @@ static void pump(session *s)
 
 /* ---- sessions ---- */
 
-static session *find(const char *id)
-{
-    session *s = sessions;
-    while (s != NULL && strcmp(s->id, id) != 0) s = s->next;
-    return s;
-}
-
+/* The session of that id, or NULL after a 404. */
 static session *need(guest_req *req, const char *id)
 {
-    session *s = find(id);
-    if (s == NULL) aio_reply_fail(req, 404, "Session not found", NULL);
-    return s;
+    return (session *)aio_session_need(req, &plane, id);
 }
 
-static void session_free(session *s)
+static void session_end(aio_session *base)
 {
-    for (session **link = &sessions; *link != NULL; link = &(*link)->next) {
-        if (*link != s) continue;
-        *link = s->next;
-        break;
-    }
+    session *s = (session *)base;
     if (running(s)) {
         guest_cmd_abandon(s->last->cmd);
         s->last->cmd = NULL;
         s->last->status = "killed";
         job_answer(s->last);
     }
-    while (s->waiters != NULL) waiter_answer(s->waiters);
+    aio_wait_answer_all(&s->base);
     while (s->queue != NULL) {
         job *j = s->queue;
         s->queue = j->next;
@@ -307,60 +259,19 @@ static void session_free(session *s)
         job_free(j);
     }
     job_free(s->last);
-    free(s->id);
-    free(s->dir);
-    free(s);
 }
 
-static bool idle(const session *s)
+static bool idle(const aio_session *base)
 {
-    return !running(s) && s->queue == NULL && s->waiters == NULL;
-}
-
-static bool make_room(guest_req *req)
-{
-    size_t n = 0;
-    session *oldest = NULL;
-    for (session *s = sessions; s != NULL; s = s->next, n++)
-        if (idle(s) && (oldest == NULL || s->used_at <= oldest->used_at)) oldest = s;
-    if (n < SESSIONS_MAX) return true;
-    if (oldest == NULL) {
-        aio_reply_fail(req, 400, "Cannot create bash session: session limit reached and all sessions have active commands", NULL);
-        return false;
-    }
-    session_free(oldest);
-    return true;
-}
-
-/* NULL = the request was answered. */
-static session *session_new(guest_req *req, const char *id)
-{
-    char fresh[40];
-    if (!make_room(req)) return NULL;
-    aio_new_id(fresh);
-    session *s = calloc(1, sizeof *s);
-    if (s != NULL) {
-        s->id = strdup(id ? id : fresh);
-        s->dir = strdup(guest_conf.workspace);
-    }
-    if (s == NULL || s->id == NULL || s->dir == NULL) {
-        if (s != NULL) free(s->id), free(s->dir);
-        free(s);
-        aio_reply_fail(req, 500, "no memory for a session", NULL);
-        return NULL;
-    }
-    s->created = aio_wall();
-    touch(s);
-    s->next = sessions;
-    sessions = s;
-    return s;
+    const session *s = (const session *)base;
+    return !running(s) && s->queue == NULL && s->base.waiters == NULL;
 }
 
 static json_t *session_json(const session *s)
 {
-    json_t *one = json_pack("{s:s, s:s, s:o, s:o, s:o, s:I}", "session_id", s->id, "status", "ready", "working_dir",
-                            aio_text(s->dir, strlen(s->dir)), "created_at", aio_time(s->created), "last_used_at",
-                            aio_time(s->used), "command_count", s->commands);
+    json_t *one = json_pack("{s:s, s:s, s:o, s:o, s:o, s:I}", "session_id", s->base.id, "status", "ready", "working_dir",
+                            aio_text(s->base.dir, strlen(s->base.dir)), "created_at", aio_time(s->base.created), "last_used_at",
+                            aio_time(s->base.used), "command_count", s->commands);
     if (one != NULL && running(s))
         json_object_set_new(one, "current_command", aio_text(s->last->command, strlen(s->last->command)));
     return one;
@@ -463,7 +374,7 @@ void aio_bash_exec(guest_req *req, const char *id)
         aio_reply_fail(req, 400, "exec_dir is no directory", NULL);
         return;
     }
-    session *s = a.session ? need(req, a.session) : session_new(req, NULL);
+    session *s = a.session ? need(req, a.session) : (session *)aio_session_new(req, &plane, SESSIONS_MAX, NULL, NULL);
     job *j = s ? job_new(&a, s, env) : NULL;
     if (j == NULL || !enqueue(s, j)) {
         if (j == NULL) env_free(env);
@@ -477,7 +388,7 @@ void aio_bash_exec(guest_req *req, const char *id)
     req->on_close = on_exec_closed;
     if (a.async) {
         j->status = "running";
-        on_answer_due(&(guest_timer){ .ctx = j });
+        job_answer(j);
     } else if (a.timeout >= 0) {
         guest_timer_in(&j->answer, a.timeout, on_answer_due, j);
     }
@@ -504,7 +415,7 @@ void aio_bash_output(guest_req *req, const char *id)
     if (a.command_id != NULL && (j == NULL || strcmp(j->id, a.command_id) != 0)) {
         for (j = s->queue; j != NULL && strcmp(j->id, a.command_id) != 0;) j = j->next;
         if (j == NULL) aio_reply_fail(req, 404, "Command not found", NULL);
-        else aio_reply_ok(req, json_pack("{s:s, s:s, s:s, s:i, s:i, s:{s:s, s:o, s:s}}", "session_id", s->id, "stdout", "",
+        else aio_reply_ok(req, json_pack("{s:s, s:s, s:s, s:i, s:i, s:{s:s, s:o, s:s}}", "session_id", s->base.id, "stdout", "",
                                          "stderr", "", "offset", 0, "stderr_offset", 0, "command", "command_id", j->id,
                                          "command", aio_text(j->command, strlen(j->command)), "status", j->status), NULL);
         return;
@@ -514,16 +425,11 @@ void aio_bash_output(guest_req *req, const char *id)
         aio_reply_ok(req, output_json(s, (uint64_t)a.offset, (uint64_t)a.err_offset), NULL);
         return;
     }
-    waiter *w = calloc(1, sizeof *w);
-    if (w == NULL) {
-        aio_reply_fail(req, 500, "no memory", NULL);
-        return;
-    }
-    *w = (waiter){ .next = s->waiters, .owner = s, .req = req, .from = (uint64_t)a.offset, .err_from = (uint64_t)a.err_offset };
-    s->waiters = w;
-    req->ctx = w;
-    req->on_close = on_wait_closed;
-    guest_timer_in(&w->limit, a.wait_timeout, on_wait_due, w);
+    waiter *w = (waiter *)aio_wait(req, &s->base, sizeof *w, waiter_json);
+    if (w == NULL) return;
+    w->from = (uint64_t)a.offset;
+    w->err_from = (uint64_t)a.err_offset;
+    aio_wait_limit(&w->base, a.wait_timeout);
 }
 
 void aio_bash_write(guest_req *req, const char *id)
@@ -581,7 +487,7 @@ void aio_bash_list(guest_req *req, const char *id)
 {
     json_t *all = json_array();
     (void)id;
-    for (session *s = sessions; s != NULL; s = s->next) json_array_append_new(all, session_json(s));
+    for (const aio_session *s = plane.first; s != NULL; s = s->next) json_array_append_new(all, session_json((const session *)s));
     aio_reply_ok(req, all, NULL);
 }
 
@@ -596,30 +502,22 @@ void aio_bash_create(guest_req *req, const char *id)
     json_auto_t *body = aio_fields(req, CREATE, &a);
     guest_fault f = { 0 };
     (void)id;
-    if (body == NULL) return;
-    if (a.session != NULL && (a.session[0] == 0 || strlen(a.session) > 256)) {
-        aio_reply_invalid(req, "session_id", "must have 1 to 256 characters");
-        return;
-    }
+    if (body == NULL || !aio_session_id_ok(req, "session_id", a.session)) return;
     if (!guest_token_allows(req->token, &f)) {
         aio_reply_fault(req, &f);
         return;
     }
-    session *s = a.session ? find(a.session) : NULL;
-    if (s == NULL) s = session_new(req, a.session);
+    aio_session *s = a.session ? aio_session_find(&plane, a.session) : NULL;
+    if (s == NULL) s = aio_session_new(req, &plane, SESSIONS_MAX, a.session, NULL);
     if (s == NULL) return;
-    char *dir = a.dir && a.dir[0] == '/' && access(a.dir, X_OK) == 0 ? strdup(a.dir) : NULL;
-    if (dir != NULL) {
-        free(s->dir);
-        s->dir = dir;
-    }
-    aio_reply_ok(req, session_json(s), NULL);
+    if (a.dir != NULL && a.dir[0] == '/' && access(a.dir, X_OK) == 0) aio_session_go(s, a.dir);
+    aio_reply_ok(req, session_json((const session *)s), NULL);
 }
 
 void aio_bash_close(guest_req *req, const char *id)
 {
     session *s = need(req, id);
     if (s == NULL) return;
-    session_free(s);
+    aio_session_free(&plane, &s->base);
     aio_reply_ok(req, NULL, NULL);
 }

@@ -13,7 +13,7 @@
 typedef struct args {
     const char *file, *encoding;
     json_t *content, *old, *new;
-    bool append, leading, trailing, sudo, has_end;
+    bool append, leading, trailing, sudo;
     int64_t start, end;
 } args;
 

@@ -7,6 +7,7 @@
  * A job is one command. It lives on after its end as its session's last one, for view; its request may be gone long before.
  */
 #include "aio_pty.h"
+#include "aio_session.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -26,7 +27,6 @@ typedef struct job {
     struct job *next;       /* in its session's queue */
     session *owner;
     guest_req *req;         /* NULL = answered, or its client is gone */
-    bool detached;          /* answered before its end: it runs even without a client */
     char *command, *dir;    /* dir: NULL = where the shell is */
     bool logical, truncate, fresh_shell, oom;
     double hard, no_change; /* seconds; 0 = none */
@@ -40,28 +40,23 @@ typedef struct job {
 } job;
 
 typedef struct waiter { /* a wait or kill request that asks for the end of a job */
-    struct waiter *next;
-    session *owner;
-    guest_req *req;
-    guest_timer limit;
+    aio_waiter base;
     bool kill;
 } waiter;
 
 struct session {
-    session *next;
-    char *id, *dir;
+    aio_session base;
     aio_pty *shell;         /* NULL = none yet, or it ended */
     bool lost;              /* a shell ended, and no command has been told yet */
     double no_change;
-    double created, used;   /* wall clock, for people */
-    int64_t used_at;        /* by the loop's clock, for decisions */
     job *last;              /* the running one, or the last that ran; NULL = none ever */
     bool running;
     job *queue;
-    waiter *waiters;
 };
 
-static session *sessions; /* newest first */
+static bool idle(const aio_session *s);
+static void session_end(aio_session *s);
+static aio_plane plane = { .name = "shell", .size = sizeof(session), .idle = idle, .end = session_end };
 
 static void pump(session *s);
 
@@ -87,7 +82,7 @@ static void set_exit(json_t *data, const job *j)
 static json_t *job_json(const job *j, size_t max)
 {
     json_t *output = aio_buf_json(&j->output, 0, max);
-    json_t *data = json_pack("{s:s, s:o, s:s, s:O, s:[{s:s, s:o, s:o}]}", "session_id", j->owner->id, "command",
+    json_t *data = json_pack("{s:s, s:o, s:s, s:O, s:[{s:s, s:o, s:o}]}", "session_id", j->owner->base.id, "command",
                              aio_text(j->command, strlen(j->command)), "status", j->status, "output", output, "console", "ps1",
                              "$ ", "command", aio_text(j->command, strlen(j->command)), "output", output);
     set_exit(data, j);
@@ -114,9 +109,7 @@ static void job_answer(job *j)
 
 static void on_answer_due(guest_timer *t)
 {
-    job *j = t->ctx;
-    j->detached = true;
-    job_answer(j);
+    job_answer(t->ctx);
 }
 
 static void on_quiet(guest_timer *t)
@@ -124,7 +117,6 @@ static void on_quiet(guest_timer *t)
     job *j = t->ctx;
     const char *status = j->status;
     j->status = "no_change_timeout"; /* for this answer only: it still runs */
-    j->detached = true;
     job_answer(j);
     j->status = status;
 }
@@ -145,77 +137,38 @@ static void on_exec_closed(guest_req *req)
 
 /* ---- waiters ---- */
 
-static void waiter_drop(waiter *w)
+static json_t *waiter_json(const aio_waiter *w)
 {
-    for (waiter **link = &w->owner->waiters; *link != NULL; link = &(*link)->next) {
-        if (*link != w) continue;
-        *link = w->next;
-        break;
-    }
-    guest_timer_stop(&w->limit);
-    free(w);
-}
-
-static void waiter_answer(waiter *w)
-{
-    guest_req *req = w->req;
-    const job *j = w->owner->last;
+    const job *j = ((const session *)w->owner)->last;
     json_t *data = json_pack("{s:s}", "status", j ? j->status : "completed");
-    if (w->kill && j != NULL) {
+    if (((const waiter *)w)->kill && j != NULL) {
         set_exit(data, j);
         if (data != NULL && j->has_exit) json_object_set_new(data, "returncode", json_integer(j->exit_code));
     }
-    req->on_close = NULL;
-    waiter_drop(w);
-    aio_reply_ok(req, data, NULL);
-}
-
-static void on_wait_due(guest_timer *t)
-{
-    waiter_answer(t->ctx);
-}
-
-static void on_wait_closed(guest_req *req)
-{
-    waiter_drop(req->ctx);
+    return data;
 }
 
 static void wait_for_end(session *s, guest_req *req, bool kill, double seconds)
 {
-    waiter *w = calloc(1, sizeof *w);
-    if (w == NULL) {
-        aio_reply_fail(req, 500, "no memory", NULL);
-        return;
-    }
-    w->owner = s;
-    w->req = req;
+    waiter *w = (waiter *)aio_wait(req, &s->base, sizeof *w, waiter_json);
+    if (w == NULL) return;
     w->kill = kill;
-    w->next = s->waiters;
-    s->waiters = w;
-    req->ctx = w;
-    req->on_close = on_wait_closed;
-    if (!s->running) waiter_answer(w);
-    else if (seconds >= 0) guest_timer_in(&w->limit, seconds, on_wait_due, w);
+    if (!s->running) aio_wait_answer(&w->base);
+    else if (seconds >= 0) aio_wait_limit(&w->base, seconds);
 }
 
 /* ---- running ---- */
-
-static void touch(session *s)
-{
-    s->used = aio_wall();
-    s->used_at = guest_now();
-}
 
 static void job_end(session *s, const char *status, int exit_code)
 {
     job *j = s->last;
     s->running = false;
-    touch(s);
+    aio_session_touch(&s->base);
     j->status = status;
     j->has_exit = true;
     j->exit_code = exit_code;
     job_answer(j);
-    while (s->waiters != NULL) waiter_answer(s->waiters);
+    aio_wait_answer_all(&s->base);
     pump(s);
 }
 
@@ -231,11 +184,7 @@ static void on_output(void *ctx, const char *data, size_t len)
 static void on_done(void *ctx, int exit_code, const char *cwd)
 {
     session *s = ctx;
-    char *dir = cwd[0] == '/' ? strdup(cwd) : NULL;
-    if (dir != NULL) {
-        free(s->dir);
-        s->dir = dir;
-    }
+    if (cwd[0] == '/') aio_session_go(&s->base, cwd);
     job_end(s, "completed", exit_code);
 }
 
@@ -266,7 +215,7 @@ static bool job_start(session *s, job *j)
     bool ok = guest_token_allows(j->token, &f);
     if (ok && s->shell == NULL) {
         aio_pty_owner owner = { .ctx = s, .output = on_output, .done = on_done, .gone = on_gone };
-        s->shell = aio_pty_open(access(s->dir, X_OK) == 0 ? s->dir : NULL, j->token, &owner, &f);
+        s->shell = aio_pty_open(access(s->base.dir, X_OK) == 0 ? s->base.dir : NULL, j->token, &owner, &f);
         j->fresh_shell = s->shell != NULL && s->lost;
         s->lost = s->lost && s->shell == NULL;
         ok = s->shell != NULL;
@@ -297,7 +246,7 @@ static void pump(session *s)
         s->running = true;
         if (job_start(s, j)) {
             job_free(former);
-            touch(s);
+            aio_session_touch(&s->base);
             if (j->req != NULL && j->no_change > 0) guest_timer_in(&j->quiet, j->no_change, on_quiet, j);
         } else {
             s->last = former;
@@ -309,20 +258,9 @@ static void pump(session *s)
 
 /* ---- sessions ---- */
 
-static session *find(const char *id)
+static void session_end(aio_session *base)
 {
-    session *s = sessions;
-    while (s != NULL && strcmp(s->id, id) != 0) s = s->next;
-    return s;
-}
-
-static void session_free(session *s)
-{
-    for (session **link = &sessions; *link != NULL; link = &(*link)->next) {
-        if (*link != s) continue;
-        *link = s->next;
-        break;
-    }
+    session *s = (session *)base;
     aio_pty_close(s->shell);
     s->shell = NULL;
     if (s->running) {
@@ -330,7 +268,7 @@ static void session_free(session *s)
         s->last->status = "terminated";
         job_answer(s->last);
     }
-    while (s->waiters != NULL) waiter_answer(s->waiters);
+    aio_wait_answer_all(&s->base);
     while (s->queue != NULL) {
         job *j = s->queue;
         s->queue = j->next;
@@ -343,73 +281,26 @@ static void session_free(session *s)
         job_free(j);
     }
     job_free(s->last);
-    free(s->id);
-    free(s->dir);
-    free(s);
 }
 
-static bool idle(const session *s)
+static bool idle(const aio_session *base)
 {
-    return !s->running && s->queue == NULL && s->waiters == NULL;
-}
-
-/* Makes room for one more session, at the cost of the one that has been idle longest. */
-static bool make_room(guest_req *req)
-{
-    size_t n = 0;
-    session *oldest = NULL;
-    for (session *s = sessions; s != NULL; s = s->next, n++)
-        if (idle(s) && (oldest == NULL || s->used_at <= oldest->used_at)) oldest = s;
-    if (n < guest_conf.max_sessions) return true;
-    if (oldest != NULL) {
-        session_free(oldest);
-        return true;
-    }
-    char message[160];
-    snprintf(message, sizeof message,
-             "Cannot create shell session: session limit reached and all %zu existing sessions have active commands", n);
-    aio_reply_fail(req, 400, message, NULL);
-    return false;
+    const session *s = (const session *)base;
+    return !s->running && s->queue == NULL && s->base.waiters == NULL;
 }
 
 /* NULL = the request was answered. */
 static session *session_new(guest_req *req, const char *id, const char *dir)
 {
-    char fresh[40];
-    if (!make_room(req)) return NULL;
-    aio_new_id(fresh);
-    session *s = calloc(1, sizeof *s);
-    if (s != NULL) {
-        s->id = strdup(id ? id : fresh);
-        s->dir = strdup(dir ? dir : guest_conf.workspace);
-    }
-    if (s == NULL || s->id == NULL || s->dir == NULL) {
-        if (s != NULL) free(s->id), free(s->dir);
-        free(s);
-        aio_reply_fail(req, 500, "no memory for a session", NULL);
-        return NULL;
-    }
-    s->no_change = NO_CHANGE;
-    s->created = aio_wall();
-    touch(s);
-    s->next = sessions;
-    sessions = s;
+    session *s = (session *)aio_session_new(req, &plane, guest_conf.max_sessions, id, dir);
+    if (s != NULL) s->no_change = NO_CHANGE;
     return s;
 }
 
 /* The session of that id, or NULL after a 404. */
 static session *need(guest_req *req, const char *id)
 {
-    session *s = find(id);
-    if (s == NULL) aio_reply_fail(req, 404, "Session not found", NULL);
-    return s;
-}
-
-static bool id_ok(guest_req *req, const char *field, const char *id)
-{
-    if (id == NULL || (id[0] != 0 && strlen(id) <= 256)) return true;
-    aio_reply_invalid(req, field, "must have 1 to 256 characters");
-    return false;
+    return (session *)aio_session_need(req, &plane, id);
 }
 
 static bool is_dir(const char *path)
@@ -465,7 +356,7 @@ void aio_shell_exec(guest_req *req, const char *id)
     exec_args a = { .truncate = true, .timeout = -1, .no_change = -1, .hard = -1 };
     json_auto_t *body = aio_fields(req, EXEC, &a);
     (void)id;
-    if (body == NULL || !id_ok(req, "id", a.id)) return;
+    if (body == NULL || !aio_session_id_ok(req, "id", a.id)) return;
     if (a.dir != NULL && !is_dir(a.dir)) {
         if (a.strict) {
             aio_reply_fail(req, 400, "exec_dir is no directory that can be entered", NULL);
@@ -494,7 +385,7 @@ void aio_shell_exec(guest_req *req, const char *id)
     req->ctx = j;
     req->on_close = on_exec_closed;
     if (a.async) {
-        on_answer_due(&(guest_timer){ .ctx = j });
+        job_answer(j);
     } else if (a.timeout >= 0) {
         guest_timer_in(&j->answer, a.timeout, on_answer_due, j);
     }
@@ -516,7 +407,7 @@ void aio_shell_view(guest_req *req, const char *id)
     session *s = body ? need(req, a.id) : NULL;
     (void)id;
     if (s == NULL) return;
-    json_t *none = json_pack("{s:s, s:s, s:s, s:[]}", "output", "", "session_id", s->id, "status", "completed", "console");
+    json_t *none = json_pack("{s:s, s:s, s:s, s:[]}", "output", "", "session_id", s->base.id, "status", "completed", "console");
     if (s->last != NULL) {
         json_decref(none);
         none = job_json(s->last, TRUNCATE);
@@ -566,7 +457,7 @@ void aio_shell_write(guest_req *req, const char *id)
         aio_reply_fail(req, 200, "the command does not read its input: not all of it was taken", NULL);
         return;
     }
-    touch(s);
+    aio_session_touch(&s->base);
     aio_reply_ok(req, json_pack("{s:s}", "status", "running"), NULL);
 }
 
@@ -595,16 +486,16 @@ void aio_shell_create(guest_req *req, const char *id)
     json_auto_t *body = aio_fields(req, CREATE, &a);
     guest_fault f = { 0 };
     (void)id;
-    if (body == NULL || !id_ok(req, "id", a.id)) return;
+    if (body == NULL || !aio_session_id_ok(req, "id", a.id)) return;
     if (!guest_token_allows(req->token, &f)) {
         aio_reply_fault(req, &f);
         return;
     }
-    session *s = a.id ? find(a.id) : NULL;
+    session *s = a.id ? (session *)aio_session_find(&plane, a.id) : NULL;
     if (s == NULL) s = session_new(req, a.id, a.dir != NULL && is_dir(a.dir) ? a.dir : NULL);
     if (s == NULL) return;
     if (a.no_change >= 0) s->no_change = a.no_change;
-    aio_reply_ok(req, json_pack("{s:s, s:o}", "session_id", s->id, "working_dir", aio_text(s->dir, strlen(s->dir))), NULL);
+    aio_reply_ok(req, json_pack("{s:s, s:o}", "session_id", s->base.id, "working_dir", aio_text(s->base.dir, strlen(s->base.dir))), NULL);
 }
 
 void aio_shell_update(guest_req *req, const char *id)
@@ -627,12 +518,13 @@ void aio_shell_list(guest_req *req, const char *id)
 {
     json_t *all = json_object();
     (void)id;
-    for (session *s = sessions; s != NULL; s = s->next) {
+    for (const aio_session *s = plane.first; s != NULL; s = s->next) {
+        const session *own = (const session *)s;
         json_t *one = json_pack("{s:o, s:o, s:o, s:f, s:s}", "working_dir", aio_text(s->dir, strlen(s->dir)), "created_at",
                                 aio_time(s->created), "last_used_at", aio_time(s->used), "age_seconds", aio_wall() - s->created,
                                 "status", idle(s) ? "ready" : "running");
-        if (one != NULL && s->running)
-            json_object_set_new(one, "current_command", aio_text(s->last->command, strlen(s->last->command)));
+        if (one != NULL && own->running)
+            json_object_set_new(one, "current_command", aio_text(own->last->command, strlen(own->last->command)));
         json_object_set_new(all, s->id, one);
     }
     aio_reply_ok(req, json_pack("{s:o}", "sessions", all), NULL);
@@ -642,7 +534,7 @@ void aio_shell_stats(guest_req *req, const char *id)
 {
     json_int_t total = 0, active = 0;
     (void)id;
-    for (session *s = sessions; s != NULL; s = s->next, total++)
+    for (const aio_session *s = plane.first; s != NULL; s = s->next, total++)
         if (!idle(s) || (double)(guest_now() - s->used_at) < ACTIVE_WITHIN * 1e9) active++;
     json_int_t max = guest_conf.max_sessions;
     aio_reply_ok(req, json_pack("{s:I, s:I, s:I, s:I, s:n, s:f}", "total_sessions", total, "active_sessions", active,
@@ -654,13 +546,13 @@ void aio_shell_delete(guest_req *req, const char *id)
 {
     session *s = need(req, id);
     if (s == NULL) return;
-    session_free(s);
+    aio_session_free(&plane, &s->base);
     aio_reply_ok(req, NULL, NULL);
 }
 
 void aio_shell_delete_all(guest_req *req, const char *id)
 {
     (void)id;
-    while (sessions != NULL) session_free(sessions);
+    while (plane.first != NULL) aio_session_free(&plane, plane.first);
     aio_reply_ok(req, NULL, NULL);
 }

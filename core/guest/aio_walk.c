@@ -81,15 +81,17 @@ static bool glob_part(const char *p, size_t plen, const char *s, size_t slen)
     return *p == 0;
 }
 
-bool aio_glob_name(const char *pattern, const char *name)
+/* Whether `name` fits the shell pattern: * ? [a-z] [!a]; matching takes at most the product of the two lengths. */
+static bool glob_name(const char *pattern, const char *name)
 {
     return glob_part(pattern, strlen(pattern), name, strlen(name));
 }
 
-bool aio_glob_path(const char *pattern, const char *path)
+/* The same for a path; ** stands for any number of directories. Without a slash in it, the pattern is for the last name. */
+static bool glob_path(const char *pattern, const char *path)
 {
     const char *slash = strrchr(path, '/');
-    if (strchr(pattern, '/') == NULL && strcmp(pattern, "**") != 0) return aio_glob_name(pattern, slash ? slash + 1 : path);
+    if (strchr(pattern, '/') == NULL && strcmp(pattern, "**") != 0) return glob_name(pattern, slash ? slash + 1 : path);
     const char *star = NULL, *retry = NULL; /* the last ** and where in the path it ends for now */
     while (*path != 0) {
         size_t p = strcspn(pattern, "/"), s = strcspn(path, "/");
@@ -277,7 +279,7 @@ static void tree_free(void *ctx)
 bool aio_glob_any(const json_t *globs, const char *path)
 {
     for (size_t i = 0; i < aio_list_size(globs); i++)
-        if (aio_glob_path(aio_list_at(globs, i), path)) return true;
+        if (glob_path(aio_list_at(globs, i), path)) return true;
     return false;
 }
 
@@ -296,7 +298,7 @@ static bool wanted(const tree *t, const aio_entry *e)
     bool dir = S_ISDIR(e->st.st_mode);
     if (t->kind == LIST) return dir || t->a.types == NULL || has_type(t->a.types, e->name);
     if (t->kind == GLOB && ((t->a.files_only && dir) || aio_glob_any(t->a.exclude, e->rel))) return false;
-    return aio_glob_path(t->a.pattern, e->rel);
+    return glob_path(t->a.pattern, e->rel);
 }
 
 static bool visit(void *ctx, const aio_entry *e)

@@ -26,10 +26,6 @@ typedef struct aio_walk_spec {
 
 /* Walks through `root` (a descriptor, taken; -1 = nothing to visit, only `more`) at `path`. */
 void aio_walk_start(guest_req *req, const char *path, int root, const aio_walk_spec *spec);
-/* Whether `name` fits the shell pattern: * ? [a-z] [!a]; matching takes at most the product of the two lengths. */
-bool aio_glob_name(const char *pattern, const char *name);
-/* The same for a path; ** stands for any number of directories. Without a slash in it, the pattern is for the last name. */
-bool aio_glob_path(const char *pattern, const char *path);
-bool aio_glob_any(const json_t *globs, const char *path); /* any of an AIO_LIST */
+bool aio_glob_any(const json_t *globs, const char *path); /* whether it fits any pattern of an AIO_LIST */
 
 #endif

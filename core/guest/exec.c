@@ -148,9 +148,9 @@ static void pipes_close(pipes *p)
             close(all[i]);
 }
 
-static int pipes_pty(pipes *p, const guest_cmd_spec *spec)
+static int pipes_pty(pipes *p)
 {
-    struct winsize size = { .ws_row = spec->rows ? spec->rows : 24, .ws_col = spec->cols ? spec->cols : 80 };
+    struct winsize size = { .ws_row = 24, .ws_col = 80 };
     int unlock = 0;
     p->out[0] = open("/dev/ptmx", O_RDWR | O_NOCTTY | O_CLOEXEC);
     if (p->out[0] < 0 || ioctl(p->out[0], TIOCSPTLCK, &unlock) < 0 || ioctl(p->out[0], TIOCSWINSZ, &size) < 0)
@@ -166,7 +166,7 @@ static int pipes_open(pipes *p, const guest_cmd_spec *spec)
     if (pipe2(p->control, O_CLOEXEC) < 0)
         return -1;
     if (spec->pty)
-        return pipes_pty(p, spec);
+        return pipes_pty(p);
     if (pipe2(p->out, O_CLOEXEC) < 0 || pipe2(p->err, O_CLOEXEC) < 0)
         return -1;
     if (spec->want_stdin)
@@ -686,12 +686,6 @@ int guest_cmd_signal(guest_cmd *c, int sig)
     return kill(group > 1 ? -group : -c->child, sig);
 }
 
-int guest_cmd_resize(guest_cmd *c, unsigned short rows, unsigned short cols)
-{
-    struct winsize size = { .ws_row = rows, .ws_col = cols };
-    return c->pty && c->out[0].fd >= 0 ? ioctl(c->out[0].fd, TIOCSWINSZ, &size) : -1;
-}
-
 void guest_cmd_set_background(guest_cmd *c, bool background)
 {
     c->background = background;
@@ -707,11 +701,6 @@ void guest_cmd_abandon(guest_cmd *c)
     guest_cmd_pause(c, 1, false);
     guest_cmd_pause(c, 2, false);
     guest_cmd_kill(c, GUEST_KILL_CANCELLED);
-}
-
-pid_t guest_cmd_pid(const guest_cmd *c)
-{
-    return c->child;
 }
 
 /* ---- all of them ---- */

@@ -143,7 +143,8 @@ static int parent_find(const place *p, char *rest, const char *path, char name[2
     return guest_fail_errno(f, ELOOP, "too many links:", path);
 }
 
-int guest_open_parent(const char *path, char name[256], guest_fault *f)
+/* A descriptor of the directory that `path` is in, and the last component. */
+static int open_parent(const char *path, char name[256], guest_fault *f)
 {
     place p;
     if (place_find(path, &p, f) < 0)
@@ -219,7 +220,7 @@ char *guest_read_all(const char *path, size_t max, size_t *len, struct stat *st,
 
 /* ---- writing ---- */
 
-bool guest_random(void *out, size_t len)
+static bool random_bytes(void *out, size_t len)
 {
     return getrandom(out, len, 0) == (ssize_t)len;
 }
@@ -247,7 +248,7 @@ static int temp_open(guest_upload *u, guest_fault *f)
     uint64_t nonce;
     if (there < 0)
         return -1;
-    if (!guest_random(&nonce, sizeof nonce))
+    if (!random_bytes(&nonce, sizeof nonce))
         return guest_fail(f, 500, "io_error", errno, "no random bytes");
     snprintf(u->temp, sizeof u->temp, ".paddock-%016llx.tmp", (unsigned long long)nonce);
     u->fd = openat(u->dir, u->temp, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, there ? 0600 : 0644);
@@ -269,7 +270,7 @@ guest_upload *guest_upload_open(const char *path, bool no_overwrite, guest_fault
         return NULL;
     }
     *u = (guest_upload){ .dir = -1, .fd = -1, .no_overwrite = no_overwrite, .path = copy };
-    u->dir = guest_open_parent(path, u->name, f);
+    u->dir = open_parent(path, u->name, f);
     if (u->dir >= 0 && temp_open(u, f) == 0)
         return u;
     guest_upload_abort(u);

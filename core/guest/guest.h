@@ -190,8 +190,7 @@ typedef struct guest_cmd_spec {
     const char *cwd;           /* NULL = workspace; missing = fault invalid_cwd */
     const char *const *env;    /* NAME=value over the base environment; NULL-terminated, or NULL; names were checked */
     bool want_stdin;           /* else /dev/null */
-    bool pty;                  /* one terminal for 0, 1, 2 instead of pipes: all output is stream 1; input = its keys */
-    unsigned short rows, cols; /* of the terminal; 0 = 24 x 80 */
+    bool pty;                  /* one terminal (24 x 80) for 0, 1, 2 instead of pipes: all output is stream 1; input = its keys */
     int extra_fds[4];          /* given to the child as 3, 4, ...; -1 ends. Not closed here. {0} = none */
     bool has_extra_fds;
     double limit; /* seconds; 0 = none: killed with all its descendants */
@@ -211,15 +210,12 @@ int guest_cmd_signal(guest_cmd *cmd, int sig);        /* to the direct child's p
 void guest_cmd_kill(guest_cmd *cmd, guest_kill why);  /* the whole tree; on_end follows */
 void guest_cmd_limit(guest_cmd *cmd, double seconds); /* from now; 0 = none */
 void guest_cmd_set_background(guest_cmd *cmd, bool background);
-void guest_cmd_abandon(guest_cmd *cmd);    /* no more callbacks; kills the tree */
-pid_t guest_cmd_pid(const guest_cmd *cmd); /* of the direct child; 0 before on_start */
-int guest_cmd_resize(guest_cmd *cmd, unsigned short rows, unsigned short cols);
-const char *guest_shell(void); /* "/bin/bash", "/bin/sh", or NULL */
+void guest_cmd_abandon(guest_cmd *cmd); /* no more callbacks; kills the tree */
+const char *guest_shell(void);          /* "/bin/bash", "/bin/sh", or NULL */
 
 /* ---- files.c: paths beneath the mount that they name ----
  * All take absolute paths; a link that leads out of the matched mount is `escapes`, a magic link never works. */
 int guest_open(const char *path, int flags, guest_fault *f);             /* fd; O_CLOEXEC and O_NONBLOCK are added; -1 */
-int guest_open_parent(const char *path, char name[256], guest_fault *f); /* directory fd, and the last component */
 int guest_open_regular(const char *path, struct stat *st,
                        guest_fault *f); /* for reading: refuses all but files, never waits */
 typedef struct guest_upload guest_upload;
@@ -229,9 +225,5 @@ int guest_upload_commit(guest_upload *u, uint64_t token, guest_fault *f); /* che
 void guest_upload_abort(guest_upload *u);                                 /* NULL is fine */
 /* All of a file into memory, at most `max` bytes (more: fault too_large); NUL-terminated; the caller frees. */
 char *guest_read_all(const char *path, size_t max, size_t *len, struct stat *st, guest_fault *f);
-
-/* ---- wanted by aio ----
- * 1 setting token_required=0 (default 1): no request but /v1/paddock/fence and doom needs X-Paddock-Token then; a request
- *   without one has req->token = guest_token(). For a guest that is used as a stand-alone AIO server. */
 
 #endif

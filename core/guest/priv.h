@@ -96,6 +96,5 @@ void guest_session_stdin_end(guest_run *run);
 void guest_file_put_begin(guest_req *req);
 void guest_file_get(guest_req *req);
 void guest_file_list(guest_req *req);
-bool guest_random(void *out, size_t len);
 
 #endif

@@ -85,6 +85,17 @@ __attribute__((unused)) static int alive_with(const char *marker)
     return count;
 }
 
+/* Waits until no such process is left, a few seconds at most. */
+__attribute__((unused)) static bool gone(const char *text)
+{
+    for (int i = 0; i < 300; i++) {
+        if (alive_with(text) == 0)
+            return true;
+        usleep(10000);
+    }
+    return false;
+}
+
 static void guest_child(const guest *g, const int fds[4], const char *prefix)
 {
     int high[4];
@@ -184,6 +195,17 @@ static void guest_end(guest *g)
     if (g->start_pipe >= 0)
         close(g->start_pipe);
     g->start_pipe = -1;
+}
+
+/* The guest of the tests that leave it as it was, with these settings more (or NULL). */
+static guest shared;
+__attribute__((unused)) static guest *shared_guest(const char *extra)
+{
+    if (shared.pid == 0 && !guest_launch(&shared, extra, NULL)) {
+        fprintf(stderr, "cannot start %s\n", guest_binary());
+        exit(1);
+    }
+    return &shared;
 }
 
 /* ---- http ---- */

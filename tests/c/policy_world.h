@@ -8,18 +8,6 @@
 #include <lauxlib.h>
 #include <lualib.h>
 
-/* Parts of the library that these tests do not need; the real ones are used where they are linked. */
-__attribute__((weak)) int luaopen_paddock_core(lua_State *L)
-{
-    lua_newtable(L);
-    return 1;
-}
-__attribute__((weak)) int luaopen_paddock_io(lua_State *L)
-{
-    lua_newtable(L);
-    return 1;
-}
-
 /* ---- a world: one universe, one set of policies ---- */
 
 typedef struct world {

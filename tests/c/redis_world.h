@@ -10,7 +10,7 @@
 
 #define WAIT_S 2.0 /* PDK_REDIS_WAIT */
 
-static void lease_leave(pdk_lease **l)
+static inline void lease_leave(pdk_lease **l)
 {
     pdk_lease_free(*l);
 }

@@ -1,15 +1,9 @@
 /* test_guest.c -- commands of the guest: outcomes, limits, output, input, sessions. */
 #include "guest_client.h"
 
-static guest shared; /* of the tests that leave it as it was */
-
 static guest *g(void)
 {
-    if (shared.pid == 0 && !guest_launch(&shared, NULL, NULL)) {
-        fprintf(stderr, "cannot start %s\n", guest_binary());
-        exit(1);
-    }
-    return &shared;
+    return shared_guest(NULL);
 }
 
 static void check_exec(const char *text, const char *out, const char *name, int code)
@@ -22,16 +16,6 @@ static void check_exec(const char *text, const char *out, const char *name, int 
     if (out != NULL)
         CHECK_STR(o.out, out);
     outcome_free(&o);
-}
-
-static bool gone(const char *text)
-{
-    for (int i = 0; i < 200; i++) {
-        if (alive_with(text) == 0)
-            return true;
-        usleep(10000);
-    }
-    return false;
 }
 
 TEST("a command's output, error output and status come back apart")

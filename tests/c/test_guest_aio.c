@@ -4,17 +4,11 @@
 
 #include <pthread.h>
 
-static guest shared; /* of the tests that leave it as it was */
-
 static const guest *g(void)
 {
     char extra[200]; /* a mount: what links in it lead to outside is out of reach */
     snprintf(extra, sizeof extra, "max_sessions=10\nmount=%s\n", test_tmpdir());
-    if (shared.pid == 0 && !guest_launch(&shared, extra, NULL)) {
-        fprintf(stderr, "cannot start %s\n", guest_binary());
-        exit(1);
-    }
-    return &shared;
+    return shared_guest(extra);
 }
 
 /* ---- calls ---- */
@@ -132,15 +126,6 @@ static void put_file(const char *name, const void *data, size_t len)
     FILE *f = fopen(in_work(name), "wb");
     CHECK(f != NULL && fwrite(data, 1, len, f) == len);
     if (f != NULL) fclose(f);
-}
-
-static bool gone(const char *text)
-{
-    for (int i = 0; i < 300; i++) {
-        if (alive_with(text) == 0) return true;
-        usleep(10000);
-    }
-    return false;
 }
 
 /* ---- the frame ---- */

@@ -592,6 +592,25 @@ TEST("file: a runtime that was stopped past its ttl is lost once another has the
     pdk_lease_free(b);
 }
 
+TEST("file: an owner that has died leaves its `own` leases at once, its `del` ones to the ttl, and others' alone")
+{
+    clean_dir();
+    pdk_lease *dead = file_store("dead", 60), *a = file_store("a", 60), *b = file_store("b", 60);
+    REQUIRE(dead != NULL && a != NULL && b != NULL);
+    PDK_AUTO_ERROR err = PDK_NO_ERROR;
+    int64_t token = claim(dead, "x", 0);
+    CHECK(token > 0 && destroy(dead, "y", 0) > 0 && claim(a, "z", 0) > 0);
+    CHECK_INT(claim(b, "x", 0), 0);
+    CHECK_INT(pdk_lease_owner_gone(b, "dead", &err), 0);
+    CHECK(claim(b, "x", 0) > token);
+    CHECK_INT(claim(b, "y", 0), 0);
+    CHECK_INT(claim(b, "z", 0), 0);
+    CHECK_INT(renew(dead, "x"), PDK_LOST);
+    pdk_lease_free(dead);
+    pdk_lease_free(a);
+    pdk_lease_free(b);
+}
+
 TEST("file: everything is private, whatever the umask")
 {
     mode_t masks[] = { 0, 0777, 022 };

@@ -8,18 +8,6 @@
 #include <stdatomic.h>
 #include <sys/stat.h>
 
-/* Parts of the library that these tests do not need; the real ones are used where they are linked. */
-__attribute__((weak)) int luaopen_paddock_core(lua_State *L)
-{
-    lua_newtable(L);
-    return 1;
-}
-__attribute__((weak)) int luaopen_paddock_io(lua_State *L)
-{
-    lua_newtable(L);
-    return 1;
-}
-
 static pdk_script *new_script(void)
 {
     PDK_AUTO_ERROR err = PDK_NO_ERROR;

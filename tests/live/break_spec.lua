@@ -1,28 +1,10 @@
 -- What a hostile or unlucky day does to real process sandboxes: each test is the smallest sequence that once broke something.
 local paddock = require "paddock"
+local sandboxes = require "tests.live.sandboxes"
 local support = require "tests.support"
 local sh = support.sh
 
-local LUA = "ASAN_OPTIONS=$ASAN_OPTIONS:detect_leaks=0 " .. (os.getenv("LUA") or "lua5.4")
-
-local function quiet() end
-local function folder() return (sh("mktemp -d /tmp/pdk-break-XXXXXX"):gsub("%s", "")) end
-
-local works, why_not = pcall(function()
-  local state = folder()
-  local rt = paddock.open { state_dir = state, log = quiet }
-  local ok, err = pcall(rt.acquire, rt, { user = "probe", thread = "t" })
-  rt:shutdown()
-  sh("rm -rf " .. state)
-  if not ok then error(err.message, 0) end
-end)
-
---- The host's pid of the newest guest of a sandbox.
-local function guest_of(state, id)
-  local text = sh(("cat %s/sandboxes/%s.*.json"):format(state, id))
-  local record = text:gsub('"owner":%b{}', ""):gsub('"identity":%b{}', "")
-  return assert(math.tointeger(tonumber(record:match('"pid":(%d+)'))), text)
-end
+local LUA, quiet, guest_of = sandboxes.LUA, sandboxes.quiet, sandboxes.guest_of
 
 --- Processes that have a file of this folder open: nobody may when all is over.
 local function users_of(path)
@@ -30,27 +12,19 @@ local function users_of(path)
 end
 
 describe("a process sandbox", function()
-  local state, open_ones
+  local here, state
 
   before_each(function()
-    state, open_ones = folder(), {}
+    here = sandboxes.new()
+    state = here.state
   end)
-  after_each(function()
-    for _, rt in ipairs(open_ones) do pcall(rt.shutdown, rt) end
-    sh("rm -rf " .. state)
-  end)
+  after_each(function() here:close() end)
 
-  local function open(options)
-    options = options or {}
-    options.state_dir, options.log = options.state_dir or state, quiet
-    local rt = paddock.open(options)
-    open_ones[#open_ones + 1] = rt
-    return rt
-  end
+  local function open(options) return here:open(options) end
 
   local function live(name, fn)
     it(name, function()
-      if not works then return pending(why_not) end
+      if not sandboxes.works then return pending(sandboxes.why_not) end
       fn()
     end)
   end
@@ -229,7 +203,7 @@ end)
 describe("a configuration", function()
   it("that is a pipe is refused, and not waited for [B158]", function()
     if select(2, sh("command -v paddock")) ~= 0 then return pending("the program paddock is not built") end
-    local dir = folder()
+    local dir = sandboxes.folder()
     local _, status = sh(("mkfifo %s/c.lua; timeout -k 1 5 paddock ps --config %s/c.lua < /dev/null"):format(dir, dir))
     sh("rm -rf " .. dir)
     assert.equal(78, status)

@@ -6,49 +6,27 @@ package.preload["paddock.io"] = package.preload["paddock.io"] or assert(package.
 local proc = require("paddock.io").proc
 local records = require "paddock.process.record"
 local process = require "paddock.backend.process"
+local sandboxes = require "tests.live.sandboxes"
 local support = require "tests.support"
 local sh = support.sh
 
-local LUA = "ASAN_OPTIONS=$ASAN_OPTIONS:detect_leaks=0 " .. (os.getenv("LUA") or "lua5.4")
-local function quiet() end
-local function folder() return (sh("mktemp -d /tmp/pdk-withstand-XXXXXX"):gsub("%s", "")) end
+local LUA = sandboxes.LUA
 local function has(program) return select(2, sh("command -v " .. program)) == 0 end
 
-local works, why_not = pcall(function()
-  local state = folder()
-  local rt = paddock.open { state_dir = state, log = quiet }
-  local ok, err = pcall(rt.acquire, rt, { user = "probe", thread = "t" })
-  rt:shutdown()
-  sh("rm -rf " .. state)
-  if not ok then error(err.message, 0) end
-end)
-
-local function guest_of(state, id)
-  local text = sh(("cat %s/sandboxes/%s.*.json"):format(state, id))
-  local record = text:gsub('"owner":%b{}', ""):gsub('"identity":%b{}', "")
-  return assert(math.tointeger(tonumber(record:match('"pid":(%d+)'))), text)
-end
-
 describe("the process backend withstands", function()
-  local state, open_ones
+  local here, state
 
-  before_each(function() state, open_ones = folder(), {} end)
-  after_each(function()
-    for _, rt in ipairs(open_ones) do pcall(rt.shutdown, rt) end
-    sh("rm -rf " .. state)
+  before_each(function()
+    here = sandboxes.new()
+    state = here.state
   end)
+  after_each(function() here:close() end)
 
-  local function open(options)
-    options = options or {}
-    options.state_dir, options.log = options.state_dir or state, options.log or quiet
-    local rt = paddock.open(options)
-    open_ones[#open_ones + 1] = rt
-    return rt
-  end
+  local function open(options) return here:open(options) end
   local function box_of(options) return open(options):acquire { user = "alice", thread = "t" } end
   local function live(name, fn)
     it(name, function()
-      if not works then return pending(why_not) end
+      if not sandboxes.works then return pending(sandboxes.why_not) end
       fn()
     end)
   end
@@ -155,7 +133,7 @@ while 1:
     if rt:inspect(box.id).info.attestation.limits.memory == "rlimit" then return pending("no memory groups here") end
     box:exec("true")
     -- Chosen first, as the kernel does where its own reckoning comes to that.
-    os.execute(("(sleep 0.5; echo 1000 > /proc/%d/oom_score_adj) &"):format(guest_of(state, box.id)))
+    os.execute(("(sleep 0.5; echo 1000 > /proc/%d/oom_score_adj) &"):format(sandboxes.guest_of(state, box.id)))
     local r = box:exec([[sleep 1; for i in 1 2 3 4 5 6; do python3 -c 'x = bytearray(15 << 20); import time; time.sleep(5)' &
 done; wait]], { timeout = 20 })
     assert.same({ "oom", 137, "sandbox" }, { r.outcome, r.exit_code, r.reason })
@@ -225,7 +203,7 @@ done; wait]], { timeout = 20 })
     for _ = 1, 5 do try() end
     local after = count()
     collectgarbage("restart")
-    assert.equal(before, after)
+    assert.is_true(after <= before, ("%d, then %d"):format(before, after))
   end)
 
   it("configurations that cannot work: each is refused by name [B172]", function()

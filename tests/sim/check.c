@@ -33,6 +33,14 @@ static int gen_of(const pdk_entry *e)
     return generation_number(e->generation);
 }
 
+static bool journaled(int g)
+{
+    for (int i = 0; i < W.journal_count; i++)
+        if (W.journal[i].there && W.journal[i].id == W.gens[g].id && (W.journal[i].gen < 0 || W.journal[i].gen == g))
+            return true;
+    return false;
+}
+
 /* ---- handing out ---- */
 
 static void check_lease_of(inst *in, int id, const pdk_entry *e)
@@ -98,9 +106,20 @@ static void check_twins(int id)
     }
 }
 
+/* What is handed out under a live lease goes by a teardown only. */
+static void check_gone(inst *in, int id, const seen *was)
+{
+    const lease *l = &W.leases[id];
+    if (was->known && was->state == PDK_ACTIVE && was->holders > 0 && was->handed == l->token && l->there && now < l->until &&
+        l->owner == in->index && !l->del && me != NULL && me->in == in && me->td == NULL && !in->closing)
+        violation("%s forgets %c, which it has handed out under a live lease", in->name, 'a' + id);
+}
+
 static void look_at(inst *in, int id, pdk_entry *e, seen *was)
 {
     bool same = was->known && was->incarnation == e->incarnation;
+    if (!same)
+        check_gone(in, id, was);
     if (same && e->epoch < was->epoch)
         violation("the epoch of %c in %s goes back", 'a' + id, in->name);
     if (same && e->token < was->token)
@@ -130,7 +149,10 @@ void check_step(void)
             look_at(in, id, e, &last[i][id]);
         }
         for (int id = 0; id < MAX_IDS; id++)
-            last[i][id].known &= there[id];
+            if (!there[id]) {
+                check_gone(in, id, &last[i][id]);
+                last[i][id].known = false;
+            }
     }
 }
 
@@ -171,6 +193,10 @@ void check_stop(op *o, bool issued)
                 violation("%s stops g%d as idle after %.1f s, its limit is %.1f s", insts[o->in].name, o->gen, (double)idle / 1e9,
                           P.idle_timeout);
         }
+        if (me->doom_refused && g->present)
+            violation("%s asks for the stop of g%d, whose guest has refused the doom", insts[o->in].name, o->gen);
+        if (me->td != NULL && me->td->dirty && g->present && !journaled(o->gen))
+            violation("%s asks for the stop of g%d, which is dirty and not recorded", insts[o->in].name, o->gen);
         check_own_holders(o);
         return;
     }
@@ -232,14 +258,6 @@ static void check_registry(inst *in)
     }
     if (in->rt->pool.creating != 0)
         violation("%zu creations are still counted in %s", in->rt->pool.creating, in->name);
-}
-
-static bool journaled(int g)
-{
-    for (int i = 0; i < W.journal_count; i++)
-        if (W.journal[i].there && W.journal[i].id == W.gens[g].id && (W.journal[i].gen < 0 || W.journal[i].gen == g))
-            return true;
-    return false;
 }
 
 /* Everything has been released, everybody has had the time to reap and reconcile, the runtimes that are left were shut down. */

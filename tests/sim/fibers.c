@@ -170,7 +170,7 @@ fiber *fiber_start(inst *in, const char *name, void *(*fn)(void *), void *arg)
     if (i == fiber_count)
         fiber_count++;
     fiber *f = &fibers[i];
-    *f = (fiber){ .state = F_READY, .id = i, .in = in, .fn = fn, .arg = arg, .priority = (uint32_t)rnd() };
+    *f = (fiber){ .state = F_READY, .id = i, .in = in, .fn = fn, .arg = arg, .created = -1, .priority = (uint32_t)rnd() };
     snprintf(f->name, sizeof f->name, "%s", name);
     return f;
 }

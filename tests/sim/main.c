@@ -1,4 +1,4 @@
-/* main.c -- runs schedules: `sim [-n COUNT] [-f FIRST] [-j WORKERS] [-q] [-k]`, or `sim -s SEED` with every step printed.
+/* main.c -- runs schedules: `sim [-n COUNT] [-f FIRST] [-j WORKERS] [-q] [-k] [-d]`, or `sim -s SEED` with every step printed.
  *
  * The runtimes are opened once; each schedule starts from a snapshot of the memory. Workers are processes: what goes wrong in one
  * schedule, a crash included, is told by its parent, which then runs that seed again with the trace. With -k it goes on, and
@@ -93,6 +93,9 @@ pdk_teardown_result __wrap_pdk_fence_teardown(pdk_runtime *rt, pdk_teardown *td,
     const pdk_teardown *outer = me->td;
     me->td = td;
     me->td_since = now;
+    me->doom_refused = false;
+    if (generation_number(pdk_info_str(td->info, "generation")) == me->created)
+        me->created = -1;
     TRACE("  teardown of %s (%s)", td->id, td->reason);
     pdk_teardown_result r = __real_pdk_fence_teardown(rt, td, err);
     TRACE("  teardown of %s: %s %s", td->id, r == PDK_TD_DONE ? "done" : r == PDK_TD_REPLACED ? "replaced" :
@@ -169,6 +172,10 @@ static bool schedule(uint64_t seed)
     if (setjmp(back) == 0) {
         scenario_begin(seed);
         fibers_run(&scenario_over);
+    }
+    if (Z->digests) { /* what the schedule was, in one number: its random numbers, its steps, its time */
+        printf("seed %" PRIu64 ": %016" PRIx64 "\n", seed, rnd() ^ Z->steps << 40 ^ (uint64_t)now);
+        fflush(stdout);
     }
     me = NULL;
     in_core = false;
@@ -309,9 +316,9 @@ int main(int argc, char **argv)
 {
     uint64_t count = 100000, first = 1;
     int workers = 2, opt;
-    bool quiet = false, go_on = false;
+    bool quiet = false, go_on = false, digests = false;
     const char *seed = NULL;
-    while ((opt = getopt(argc, argv, "n:f:j:s:qk")) != -1)
+    while ((opt = getopt(argc, argv, "n:f:j:s:qkd")) != -1)
         switch (opt) {
         case 'n': count = strtoull(optarg, NULL, 10); break;
         case 'f': first = strtoull(optarg, NULL, 10); break;
@@ -319,6 +326,7 @@ int main(int argc, char **argv)
         case 's': seed = optarg; break;
         case 'q': quiet = true; break;
         case 'k': go_on = true; break;
+        case 'd': digests = true; break;
         default: return 64;
         }
     start();
@@ -329,6 +337,7 @@ int main(int argc, char **argv)
     for (int i = 0; i < workers; i++) {
         w[i].z = mmap(NULL, sizeof *Z, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
         w[i].z->go_on = go_on;
+        w[i].z->digests = digests;
         fflush(stdout);
         w[i].pid = fork();
         if (w[i].pid == 0)

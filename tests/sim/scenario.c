@@ -167,6 +167,7 @@ static void activate(inst *in)
 static void call_begins(bool acquires)
 {
     me->call_start = acquires ? now : 0;
+    me->created = -1;
 }
 
 static void used(int id)
@@ -198,6 +199,8 @@ static pdk_box *acquire(int id, const char *holder, bool no_holder, pdk_error *e
     int rc = pdk_runtime_acquire(rt, &spec, &box, err);
     if (rc < 0) {
         TRACE("acquire %s: %s %s (%s)", thread, pdk_error_kind_name(err->kind), err->reason, err->message);
+        if (me->created >= 0 && W.gens[me->created].present)
+            violation("%s leaves g%d, which its failed acquire has made", me->in->name, me->created);
         return NULL;
     }
     Z->acquired++;

@@ -44,6 +44,8 @@ typedef struct fiber {
     uint32_t priority;
     const pdk_teardown *td;    /* the teardown that it is in */
     pdk_ns td_since;
+    bool doom_refused;         /* in it: somebody has taken the sandbox, says its guest */
+    int created;               /* generation that the acquire under way has made, and not yet handed out or taken back; -1 */
     bool del_live;             /* its `del` lease was live when its last request was answered */
     pdk_ns call_start;         /* world time at which the client's call began */
     unsigned char tls[256];
@@ -204,6 +206,7 @@ typedef struct persist {       /* what outlives a schedule */
     uint64_t done, acquired, executed, crashes, faults, stops, refused;
     char failure[400];
     bool go_on;                /* collect failures */
+    bool digests;              /* print what each schedule comes to */
     int kinds;
     struct { char what[160]; uint64_t seed, count; } kind[64];
 } persist;

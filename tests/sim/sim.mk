@@ -30,5 +30,8 @@ $(SIM_B)/embedded.o: $(B)/embedded.c
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(SIM_CFLAGS) -c $< -o $@
 
+# The tests take a share of them; a sanitizer has nothing to see there.
+tests-c: $(if $(SANITIZE),,$(SIM))
+
 .PHONY: sim sim-mutants
 -include $(SIM_OBJ:.o=.d)

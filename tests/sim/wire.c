@@ -163,6 +163,12 @@ static void ask(op *o)
     }
     if (o->kind == OP_FENCE && o->rc == 1) /* from here on it speaks under that token */
         W.clients[o->client].token = o->token;
+    if (o->kind == OP_CREATE && o->rc == 1)
+        me->created = o->out_gen;
+    if (o->kind == OP_CONNECT) /* for another try */
+        me->doom_refused = false;
+    if (o->kind == OP_DOOM)
+        me->doom_refused = o->rc < 0 && o->error == PDK_E_LOST && strcmp(o->reason, "doomed") != 0;
     trace_answer(o);
     if (me->td != NULL && id_number(me->td->id) >= 0) {
         const lease *l = &W.leases[id_number(me->td->id)];

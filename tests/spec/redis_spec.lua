@@ -115,6 +115,70 @@ describe("with leases in redis", function()
     assert.equal("completed", box:exec("echo hi").outcome)
   end)
 
+  --- Makes the sandbox uncertain, and its stop fail.
+  local function quarantine(box)
+    world.on["client.open_session"] = function() support.raise("outcome_unknown", "read timeout", "session_creation") end
+    assert.equal("session_creation", box:exec("echo x", { scope = "s" }).reason)
+    world.on["client.open_session"] = nil
+    world:fail("destroy", true, "engine is down")
+    box:release()
+  end
+
+  it("what one machine has quarantined another refuses, also after a loss of all keys, until it is proven gone [K2, K3, K4]", function()
+    local state_dir = support.tmpdir()
+    local one, two = open { state_dir = state_dir }, open()
+    local box = one:acquire(ALICE)
+    quarantine(box)
+    one:reset() -- as if it had crashed: its lease ends, its state directory is left
+    local function refused_by(rt)
+      local err = support.caught(rt.acquire, rt, ALICE)
+      assert.same({ "replacement_deferred", "quarantined" }, { err.kind, err.reason })
+      assert.equal(1, world:count "create")
+      local listed = rt:quarantine()
+      assert.same({ 1, box.id, box.generation }, { #listed, listed[1].sandbox_id, listed[1].generation })
+      rt:reset()
+    end
+    refused_by(two)
+    redis "flushall"
+    local three = open()
+    assert.same({}, three:quarantine())
+    open({ state_dir = state_dir }):reconcile()
+    refused_by(three)
+    world.failures = {}
+    local four = open()
+    local again = four:acquire(ALICE)
+    assert.equal("created", again.source)
+    assert.not_equal(box.generation, again.generation)
+    assert.same({}, four:quarantine())
+    local back = open { state_dir = state_dir } -- its own record is gone with the others
+    assert.equal(1, tonumber((support.sh("ls " .. state_dir .. "/quarantine | wc -l"))))
+    back:reconcile()
+    assert.equal(0, tonumber((support.sh("ls " .. state_dir .. "/quarantine | wc -l"))))
+    assert.same({}, four:quarantine())
+  end)
+
+  it("what other machines cannot be told of is not stopped, and what they recorded is never denied [K6, O4]", function()
+    local rt = open()
+    local box = rt:acquire(ALICE)
+    redis "set '{paddock}:quarantined:custom' foreign"
+    world.on["client.open_session"] = function() support.raise("outcome_unknown", "read timeout", "session_creation") end
+    box:exec("echo x", { scope = "s" })
+    world.on["client.open_session"] = nil
+    box:release()
+    assert.equal("active", world:state_of(box.id, rt))
+    assert.equal(0, world:count "destroy")
+    local err = support.caught(rt.destroy, rt, box.id)
+    assert.equal("io_error", err.kind)
+    assert.is_truthy(err.message:find("redis at " .. socket, 1, true), err.message)
+    assert.equal(0, world:count "destroy")
+    redis "del '{paddock}:quarantined:custom'"
+    assert.is_true(rt:destroy(box.id))
+    redis(("set '{paddock}:quarantine:custom:%s' foreign"):format(box.id))
+    assert.equal("ownership_unavailable", support.caught(rt.acquire, rt, ALICE).kind)
+    assert.equal(1, world:count "create")
+    redis "flushall"
+  end)
+
   it("after the loss of all keys the next acquire has a larger token, and older grips are lost [B045]", function()
     local rt = open()
     local box = rt:acquire(ALICE)

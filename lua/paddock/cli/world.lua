@@ -67,10 +67,16 @@ local function backend_of(config)
   status.fail(status.UNAVAILABLE, ("the backend %s cannot list its sandboxes"):format(args.quoted(normal.backend)))
 end
 
+--- Whether that process still runs. One that was killed may wait for its parent to notice, for as long as that likes.
+local function runs(pid, start)
+  local now, state = require("paddock.io").proc.start_of(pid)
+  return now == start and state ~= "Z" and state ~= "X"
+end
+
 --- Whether the process that a record names still runs.
 local function owner_lives(owner)
   if type(owner) ~= "table" or math.type(owner.pid) ~= "integer" or owner.pid <= 0 then return false end
-  return require("paddock.io").proc.start_of(owner.pid) == owner.start
+  return runs(owner.pid, owner.start)
 end
 
 --- For how long nobody has spoken to a sandbox whose guest can be asked.
@@ -96,7 +102,7 @@ function M.runtimes(state_dir)
       local parsed, record = pcall(cjson.decode, file and file:read(65536) or "")
       local pid = parsed and type(record) == "table" and math.tointeger(record.pid) or 0
       local start = pid > 0 and math.tointeger(record.start_time)
-      if start and proc.start_of(pid) == start then -- else it has ended, and left its record
+      if start and runs(pid, start) then -- else it has ended, and left its record
         out[#out + 1] = { id = tostring(record.runtime), pid = pid, start_time = start, signals = record.signals == true }
       end
     end
@@ -198,11 +204,13 @@ end
 ---@param config table
 ---@return table
 function M.without_creation(config)
-  local out, own = {}, {}
+  local out = {}
   for k, v in pairs(config) do out[k] = v end
   if type(config.backend_options) == "table" then
-    for k, v in pairs(config.backend_options) do own[k] = v end
-    own.rootfs, own.images, out.backend_options = nil, nil, own
+    out.backend_options = {}
+    for k, v in pairs(config.backend_options) do
+      if k ~= "rootfs" and k ~= "images" then out.backend_options[k] = v end
+    end
   end
   out.mounts, out.image, out.limits = nil, nil, nil
   return out

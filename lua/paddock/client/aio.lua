@@ -3,20 +3,17 @@
 --- It decides one thing that everything above leans on: whether a command certainly did not run (an error is raised),
 --- certainly ended (an outcome), or may have run (outcome "unknown"). It never sends anything twice, it chooses neither
 --- plane nor session, and it keeps no fences: the core does, per generation, since they outlive a client.
+local common = require "paddock.client.common"
 local errors = require "paddock.errors"
+
+local check_seconds, check_token, invalid = common.check_seconds, common.check_token, common.invalid
+local percent, whole = common.percent, common.whole
 
 local M = {}
 
----@class paddock.AioOptions
----@field url string                 base URL; with `unix` its host is only a name
----@field unix? string               path of a unix socket to speak over
----@field headers? table<string, string>  sent with each request, e.g. an API key
----@field token? integer|string      sent as X-Paddock-Token: a server of paddock's refuses a smaller one
+---@class paddock.AioOptions: paddock.ClientOptions
 ---@field fenced? boolean            the server has paddock's fence and doom routes
----@field command_timeout? number    seconds, for commands that name no limit (600)
 ---@field file_timeout? number       seconds for one file call (60)
----@field max_output? integer        bytes kept per stream on the bash plane (1 MiB)
----@field io? table                  in place of `require "paddock.io"`
 
 ---@class paddock.ExecRequest
 ---@field plane "shell"|"bash"
@@ -39,9 +36,9 @@ local M = {}
 ---@field duration number            seconds
 ---@field session_reset boolean      the session is a new one although the caller had one of that name
 
----@class paddock.AioClient
+---@class paddock.AioClient: paddock.Client
 ---@field no_bash boolean            the server answered that it has no bash plane
-local Client = {}
+local Client = { _send = common.send, _decode = common.decode }
 Client.__index = Client
 
 local SESSION_LIMIT = 5               -- seconds, to make a session or to clean one up (J11)
@@ -58,20 +55,6 @@ local EXEC_ROUTE = { shell = "/v1/shell/exec", bash = "/v1/bash/exec" }
 local SHELL_STATUS = { completed = "completed", hard_timeout = "hard_timeout", terminated = "completed" }
 local BASH_STATUS = { completed = "completed", timed_out = "hard_timeout", killed = "signalled" }
 
----@param bytes string
-local function percent(bytes)
-  return (bytes:gsub("[^A-Za-z0-9%-._~]", function(c) return ("%%%02X"):format(c:byte()) end))
-end
-
----@param value any
----@param what string
-local function check_seconds(value, what)
-  if type(value) ~= "number" or value ~= value or value <= 0 or value > 2 ^ 31 then
-    errors.raise("invalid_argument", what .. " must be a number of seconds above 0")
-  end
-  return value
-end
-
 --- A JSON integer where it is one: some servers take no fractions.
 local function plain(seconds)
   return math.tointeger(seconds) or seconds
@@ -80,112 +63,27 @@ end
 ---@param text any
 ---@param what string
 local function check_text(text, what)
-  if type(text) ~= "string" then
-    errors.raise("invalid_argument", what .. " must be a string")
-  elseif text:find("\0", 1, true) then
-    errors.raise("invalid_argument", what .. " must not contain a NUL byte")
-  elseif not utf8.len(text) then
-    errors.raise("invalid_argument", what .. " must be valid UTF-8: this API carries it as JSON")
+  if not utf8.len(common.check_text(text, what)) then
+    invalid(what .. " must be valid UTF-8: this API carries it as JSON")
   end
   return text
-end
-
-local function check_env(env)
-  if type(env) ~= "table" then
-    errors.raise("invalid_argument", "env must be a table of names and values")
-  end
-  for name, value in pairs(env) do
-    if type(name) ~= "string" or not name:find("^[A-Za-z_][A-Za-z0-9_]*$") then
-      local shown = type(name) == "string" and ("%q"):format(name:sub(1, 64)) or tostring(name)
-      errors.raise("invalid_argument", "env: " .. shown .. " is no variable name (letters, digits and _)")
-    end
-    check_text(value, "env: the value of " .. name)
-  end
 end
 
 local function check_path(path)
-  check_text(path, "path")
-  if path:sub(1, 1) ~= "/" then
-    errors.raise("invalid_argument", "path must be absolute")
-  end
-  return path
-end
-
----@param token any
----@param what string
-local function check_token(token, what)
-  local text = math.type(token) == "integer" and ("%d"):format(token) or token
-  if type(text) ~= "string" or not text:find("^%d+$") or #text > 20 then
-    errors.raise("invalid_argument", what .. " must be a token: an integer or its decimal text")
-  end
-  return text
+  return common.check_absolute(check_text(path, "path"))
 end
 
 ---@param opts paddock.AioOptions
 ---@return paddock.AioClient
 function M.new(opts)
-  if type(opts) ~= "table" or type(opts.url) ~= "string" then
-    errors.raise("invalid_argument", "url must be a string: the sandbox's base URL")
-  end
-  local self = setmetatable({}, Client)
-  self.io = opts.io or require "paddock.io"
-  self.url = opts.url:gsub("/+$", "")
-  self.unix = opts.unix
-  self.headers = opts.headers or {}
-  self.token = opts.token ~= nil and check_token(opts.token, "token") or nil
+  local self = common.new(Client, opts)
   self.fenced = opts.fenced == true
-  self.command_timeout = check_seconds(opts.command_timeout or 600, "command_timeout")
   self.file_timeout = check_seconds(opts.file_timeout or 60, "file_timeout")
-  self.max_output = opts.max_output or 1 << 20
   self.no_bash = false
-  self.closed = false
   return self
 end
 
--- ---- one request ----------------------------------------------------------------------------------------------
-
----@class paddock.AioCall
----@field method string
----@field path string
----@field json? table            the body, or
----@field body? string           raw bytes, with
----@field type? string           their type
----@field headers? table<string, string>
----@field token? string         in place of the client's own
----@field limit number           seconds
----@field fresh? boolean         a connection of its own
-
---- Sends `call`, once. Returns the response, or nil and the transport's error.
----@param call paddock.AioCall
-function Client:_send(call)
-  if self.closed then
-    errors.raise("closed", "this client was closed")
-  end
-  local headers = {}
-  for name, value in pairs(self.headers) do headers[name] = value end
-  for name, value in pairs(call.headers or {}) do headers[name] = value end
-  headers["X-Paddock-Token"] = call.token or self.token
-  local body = call.body
-  if call.json then
-    body = self.io.json.encode(call.json)
-    headers["Content-Type"] = "application/json"
-  elseif body then
-    headers["Content-Type"] = call.type
-  end
-  return self.io.http {
-    method = call.method, url = self.url .. call.path, unix = self.unix, headers = headers, body = body,
-    timeout = call.limit, connect_timeout = math.min(call.limit, SESSION_LIMIT), fresh = call.fresh,
-  }
-end
-
---- The answer's JSON object, or nil.
-function Client:_decode(response)
-  local ok, value = pcall(self.io.json.decode, response.body)
-  if ok and type(value) == "table" then
-    return value
-  end
-  return nil
-end
+-- ---- answers --------------------------------------------------------------------------------------------------
 
 ---@param answer table?
 local function said(answer, fallback)
@@ -198,8 +96,6 @@ local function said(answer, fallback)
   return fallback
 end
 
-local LOST = { stale_token = true, doomed = true, token_mismatch = true }
-
 --- Raises what a 4xx answer means. What it refuses it has not done.
 ---@param response table
 ---@param answer table?   its JSON
@@ -208,7 +104,7 @@ local function refused(response, answer, what)
   local status = response.status
   local text = ("%s: HTTP %d: %s"):format(what, status, said(answer, "no reason given"))
   local code = answer and answer.error
-  if status == 409 and LOST[code] then
+  if status == 409 and common.LOST[code] then
     errors.raise("lost", what .. ": the sandbox has a newer owner (" .. code .. ")", { reason = code })
   elseif status == 404 then
     -- A missing session has the envelope; a missing route has the framework's own 404 or some HTML.
@@ -217,7 +113,7 @@ local function refused(response, answer, what)
     end
     errors.raise("unsupported", what .. ": this server has no such route", { reason = "no_route" })
   elseif status == 422 then
-    errors.raise("invalid_argument", text)
+    invalid(text)
   elseif status == 400 and said(answer, ""):find("session limit", 1, true) then
     errors.raise("capacity_exhausted", text, { reason = "session_limit" })
   end
@@ -270,12 +166,12 @@ end
 ---@param req paddock.ExecRequest
 function Client:_check_exec(req)
   if type(req) ~= "table" or EXEC_ROUTE[req.plane] == nil then
-    errors.raise("invalid_argument", 'plane must be "shell" or "bash"')
+    invalid('plane must be "shell" or "bash"')
   end
   if req.env ~= nil then
-    check_env(req.env)
+    common.check_env(req.env, check_text)
     if req.plane == "shell" and next(req.env) ~= nil then
-      errors.raise("invalid_argument", "env needs the bash plane: a shell session would carry it in the command's text")
+      invalid("env needs the bash plane: a shell session would carry it in the command's text")
     end
   end
   if req.stdin ~= nil and req.stdin ~= "" then
@@ -284,10 +180,6 @@ function Client:_check_exec(req)
   if req.plane == "bash" and self.no_bash then
     errors.raise("unsupported", "this server has no bash plane", { reason = "no_route" })
   end
-end
-
-local function whole(value)
-  return type(value) == "number" and math.tointeger(value) or nil
 end
 
 --- Reads status and outputs of `data` into `result`.
@@ -357,7 +249,7 @@ function Client:exec(req)
     end
     return unknown(result, tostring(err.message or err.reason))
   end
-  local answer = self:_decode(response)
+  local answer = self:_decode(response.body)
   if is_refusal(response.status) then
     if response.status == 404 and req.plane == "bash" and not (answer and answer.success == false) then
       self.no_bash = true
@@ -379,7 +271,7 @@ end
 ---@return string id   as the server names it
 function Client:open_session(plane, id)
   if EXEC_ROUTE[plane] == nil then
-    errors.raise("invalid_argument", 'plane must be "shell" or "bash"')
+    invalid('plane must be "shell" or "bash"')
   end
   check_text(id, "session")
   local body = plane == "shell" and { id = id } or { session_id = id }
@@ -389,7 +281,7 @@ function Client:open_session(plane, id)
   if not response and err.failure == "not_sent" then
     not_sent(err, "session creation")
   end
-  local answer = response and self:_decode(response)
+  local answer = response and self:_decode(response.body)
   if response and is_refusal(response.status) then
     refused(response, answer, "session creation")
   end
@@ -407,7 +299,7 @@ end
 ---@return string? message
 function Client:close_session(plane, id)
   if EXEC_ROUTE[plane] == nil then
-    errors.raise("invalid_argument", 'plane must be "shell" or "bash"')
+    invalid('plane must be "shell" or "bash"')
   end
   check_text(id, "session")
   local call = plane == "shell" and { method = "DELETE", path = "/v1/shell/sessions/" .. percent(id) }
@@ -420,7 +312,7 @@ function Client:close_session(plane, id)
   if response.status == 200 or response.status == 404 then
     return true
   end
-  return false, ("HTTP %d: %s"):format(response.status, said(self:_decode(response), "no reason given"))
+  return false, ("HTTP %d: %s"):format(response.status, said(self:_decode(response.body), "no reason given"))
 end
 
 -- ---- files ----------------------------------------------------------------------------------------------------
@@ -440,7 +332,7 @@ function Client:_file_call(call, what, changes)
   if response.status == 200 then
     return response
   end
-  local answer = self:_decode(response)
+  local answer = self:_decode(response.body)
   local data = answer and type(answer.data) == "table" and answer.data or nil
   if data and type(data.error_type) == "string" then
     errors.raise("io_error", what .. ": " .. said(data, data.error_type), { reason = data.error_type })
@@ -456,7 +348,7 @@ end
 
 --- The `data` of a file call's envelope; raises io_error when that says that it failed.
 function Client:_file_data(response, what)
-  local answer = self:_decode(response)
+  local answer = self:_decode(response.body)
   local data = answer and type(answer.data) == "table" and answer.data or nil
   if not answer or (answer.success ~= false and not data) then
     errors.raise("backend_error", what .. ": the answer cannot be read", { reason = "protocol" })
@@ -492,7 +384,7 @@ end
 function Client:write(path, bytes, opts)
   check_path(path)
   if type(bytes) ~= "string" then
-    errors.raise("invalid_argument", "bytes must be a string")
+    invalid("bytes must be a string")
   end
   if opts and opts.no_overwrite then
     errors.raise("unsupported", "this server cannot refuse to overwrite a file", { reason = "no_overwrite" })
@@ -541,7 +433,7 @@ end
 
 --- A call of the token routes: true, or it raises (`lost` = refused, because somebody else owns the sandbox).
 function Client:_token_call(call, what)
-  call.body, call.type = "", "application/octet-stream"
+  call.body = ""
   local response, err = self:_send(call)
   if not response then
     if err.failure == "not_sent" then
@@ -552,7 +444,7 @@ function Client:_token_call(call, what)
   if response.status == 200 then
     return true
   end
-  local answer = self:_decode(response)
+  local answer = self:_decode(response.body)
   if is_refusal(response.status) then
     refused(response, answer, what)
   end

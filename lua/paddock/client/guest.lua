@@ -3,25 +3,22 @@
 --- What it decides is whether a command certainly did not run (an error is raised), certainly ended (an outcome), or may
 --- have run (outcome "unknown"). It never sends anything twice. Which plane and session a command gets is the core's
 --- choice, and the fences of sessions are the core's too, since they outlive a client.
+local common = require "paddock.client.common"
 local errors = require "paddock.errors"
+
+local check_seconds, check_text, check_token = common.check_seconds, common.check_text, common.check_token
+local invalid, whole = common.invalid, common.whole
 
 local M = {}
 
----@class paddock.GuestOptions
----@field url string                    base URL; its host is only a name when `unix` is given
----@field unix? string                  path of the guest's socket
----@field headers? table<string, string>
----@field token? integer|string         sent with each call; the guest refuses a smaller one than it knows
----@field command_timeout? number       seconds, for commands that name no limit (600)
+---@class paddock.GuestOptions: paddock.ClientOptions
 ---@field file_timeout? number          seconds for one file call (10, and 1 more for each 8 MiB)
 ---@field oom_kills? fun(): integer?    how many processes the kernel has killed for memory, as seen from outside
 ---@field gone? fun(): boolean          whether the guest has certainly ended; asked when an answer was lost
----@field max_output? integer           bytes kept per stream of a command (1 MiB)
 ---@field on_close? fun()               called once, by close or collection
----@field io? table                     in place of `require "paddock.io"`
 
----@class paddock.GuestClient
-local Client = {}
+---@class paddock.GuestClient: paddock.Client
+local Client = { _send = common.send, _decode = common.decode }
 Client.__index = Client
 
 local SHORT_LIMIT = 5       -- seconds, for tokens and sessions
@@ -34,106 +31,28 @@ local GRACE = 5             -- seconds between a command's limit and ours
 local STDOUT, STDERR, END = 1, 2, 3
 
 local OUTCOMES = { completed = true, signalled = true, hard_timeout = true, oom = true, cancelled = true }
-local LOST = { stale_token = true, doomed = true, token_mismatch = true }
 -- What the caller asked for was wrong; anything else that a guest refuses is its own trouble.
 local CALLERS_FAULT = { invalid_cwd = true, invalid_path = true, invalid_env = true, invalid_argument = true, too_large = true }
 
-local function invalid(message)
-  errors.raise("invalid_argument", message)
-end
-
----@param bytes string
-local function percent(bytes)
-  return (bytes:gsub("[^A-Za-z0-9%-._~/]", function(c) return ("%%%02X"):format(c:byte()) end))
-end
-
-local function check_text(text, what)
-  if type(text) ~= "string" then
-    invalid(what .. " must be a string")
-  elseif text:find("\0", 1, true) then
-    invalid(what .. " must not contain a NUL byte")
-  end
-  return text
-end
-
-local function check_seconds(value, what)
-  if type(value) ~= "number" or value ~= value or value <= 0 or value > 2 ^ 31 then
-    invalid(what .. " must be a number of seconds above 0")
-  end
-  return value
-end
-
-local function check_token(token, what)
-  local text = math.type(token) == "integer" and ("%d"):format(token) or token
-  if type(text) ~= "string" or not text:find("^%d+$") or #text > 20 then
-    invalid(what .. " must be a token: an integer or its decimal text")
-  end
-  return text
+--- A path inside a query: its slashes stay.
+local function percent_path(path)
+  return (common.percent(path):gsub("%%2F", "/"))
 end
 
 local function check_path(path)
-  check_text(path, "path")
-  if path:sub(1, 1) ~= "/" then
-    invalid("path must be absolute, not " .. ("%q"):format(path:sub(1, 100)))
-  end
-  return path
+  return common.check_absolute(check_text(path, "path"))
 end
 
 ---@param opts paddock.GuestOptions
 ---@return paddock.GuestClient
 function M.new(opts)
-  if type(opts) ~= "table" or type(opts.url) ~= "string" then
-    invalid("url must be a string: the sandbox's base URL")
-  end
-  return setmetatable({
-    io = opts.io or require "paddock.io",
-    url = opts.url:gsub("/+$", ""),
-    unix = opts.unix,
-    headers = opts.headers or {},
-    token = opts.token ~= nil and check_token(opts.token, "token") or nil,
-    command_timeout = check_seconds(opts.command_timeout or 600, "command_timeout"),
-    file_timeout = opts.file_timeout and check_seconds(opts.file_timeout, "file_timeout"),
-    max_output = opts.max_output or 1 << 20,
-    on_close = opts.on_close, oom_kills = opts.oom_kills, gone = opts.gone,
-    closed = false,
-  }, Client)
+  local self = common.new(Client, opts)
+  self.file_timeout = opts.file_timeout and check_seconds(opts.file_timeout, "file_timeout")
+  self.on_close, self.oom_kills, self.gone = opts.on_close, opts.oom_kills, opts.gone
+  return self
 end
 
--- ---- one request ----------------------------------------------------------------------------------------------
-
----@class paddock.GuestCall
----@field method string
----@field path string
----@field body? string
----@field limit number           seconds
----@field token? string          in place of the client's own
----@field headers? table<string, string>
----@field fresh? boolean         over a connection of its own
----@field max_body? integer      bytes of answer that are kept
-
---- Sends `call`, once. Returns the response, or nil and the transport's error.
----@param call paddock.GuestCall
-function Client:_send(call)
-  if self.closed then
-    errors.raise("closed", "this client was closed")
-  end
-  local headers = {}
-  for name, value in pairs(self.headers) do headers[name] = value end
-  for name, value in pairs(call.headers or {}) do headers[name] = value end
-  headers["X-Paddock-Token"] = call.token or self.token
-  if call.body then
-    headers["Content-Type"] = "application/octet-stream"
-  end
-  return self.io.http {
-    method = call.method, url = self.url .. call.path, unix = self.unix, headers = headers, body = call.body,
-    timeout = call.limit, connect_timeout = math.min(call.limit, SHORT_LIMIT), fresh = call.fresh, max_body = call.max_body,
-  }
-end
-
-function Client:_decode(text)
-  local ok, value = pcall(self.io.json.decode, text)
-  return ok and type(value) == "table" and value or nil
-end
+-- ---- answers --------------------------------------------------------------------------------------------------
 
 --- Raises what a refusal says. The guest refuses before it does anything, so nothing has happened.
 ---@param fault table   { error: string, message: string? }
@@ -141,7 +60,7 @@ end
 ---@param kind string   of a refusal that is neither the caller's fault nor a lost sandbox
 local function refused(fault, what, kind)
   local code = fault.error
-  if LOST[code] then
+  if common.LOST[code] then
     errors.raise("lost", ("%s: the sandbox is no longer this holder's (%s)"):format(what, code), { reason = code })
   end
   local message = ("%s: %s"):format(what, type(fault.message) == "string" and fault.message or code)
@@ -164,7 +83,7 @@ local function not_sent(err, what)
 end
 
 --- Sends a call that is either done or refused. What may have happened is outcome_unknown.
----@param call paddock.GuestCall
+---@param call paddock.ClientCall
 ---@param what string
 ---@param kind string      of a refusal
 ---@param changes boolean  whether it matters that nobody knows
@@ -196,15 +115,8 @@ end
 ---@param limit number
 function Client:_exec_body(req, limit)
   local parts = { frame("c", check_text(req.command, "command")) }
-  if req.env ~= nil and type(req.env) ~= "table" then
-    invalid("env must be a table of names and values")
-  end
-  for name, value in pairs(req.env or {}) do
-    if type(name) ~= "string" or not name:find("^[A-Za-z_][A-Za-z0-9_]*$") then
-      local shown = type(name) == "string" and ("%q"):format(name:sub(1, 64)) or tostring(name)
-      invalid("env: " .. shown .. " is no variable name (letters, digits and _)")
-    end
-    parts[#parts + 1] = frame("e", name .. "=" .. check_text(value, "env: the value of " .. name))
+  for name, value in pairs(req.env == nil and {} or common.check_env(req.env, check_text)) do
+    parts[#parts + 1] = frame("e", name .. "=" .. value)
   end
   if req.cwd ~= nil then
     parts[#parts + 1] = frame("d", check_text(req.cwd, "cwd"))
@@ -241,10 +153,6 @@ local function read_frames(self, bytes)
     at = at + 8 + length
   end
   return table.concat(out), table.concat(err), nil
-end
-
-local function whole(value)
-  return type(value) == "number" and math.tointeger(value) or nil
 end
 
 --- An answer was lost. Where the guest itself fell to the memory limit, the command ended with it, and that is known.
@@ -324,7 +232,7 @@ function Client:open_session(plane, id, seconds)
   check_text(id, "session")
   if check_plane(plane) == "bash" then return id end
   local limit = math.min(SHORT_LIMIT, check_seconds(seconds or SHORT_LIMIT, "timeout") + SESSION_GRACE)
-  self:_call({ method = "POST", path = "/v1/paddock/sessions/" .. percent(id):gsub("/", "%%2F"), body = "", limit = limit },
+  self:_call({ method = "POST", path = "/v1/paddock/sessions/" .. common.percent(id), body = "", limit = limit },
     "session creation", "backend_error", true, "session_creation")
   return id
 end
@@ -338,7 +246,7 @@ function Client:close_session(plane, id)
   check_text(id, "session")
   if check_plane(plane) == "bash" then return true end
   local response, err = self:_send {
-    method = "DELETE", path = "/v1/paddock/sessions/" .. percent(id):gsub("/", "%%2F"), limit = CLOSE_LIMIT,
+    method = "DELETE", path = "/v1/paddock/sessions/" .. common.percent(id), limit = CLOSE_LIMIT,
   }
   if not response then return false, tostring(err.message) end
   if response.status == 200 or response.status == 404 then return true end
@@ -358,7 +266,7 @@ end
 ---@return string
 function Client:read(path)
   local response, err = self:_send {
-    method = "GET", path = "/v1/paddock/file?path=" .. percent(check_path(path)), limit = self:_file_limit(FILE_MAX),
+    method = "GET", path = "/v1/paddock/file?path=" .. percent_path(check_path(path)), limit = self:_file_limit(FILE_MAX),
     max_body = FILE_MAX,
   }
   local what = "read " .. path
@@ -379,7 +287,7 @@ function Client:write(path, bytes, opts)
   if type(bytes) ~= "string" then
     invalid("bytes must be a string")
   end
-  local query = "?path=" .. percent(path) .. (opts and opts.no_overwrite and "&no_overwrite=1" or "")
+  local query = "?path=" .. percent_path(path) .. (opts and opts.no_overwrite and "&no_overwrite=1" or "")
   self:_call({ method = "PUT", path = "/v1/paddock/file" .. query, body = bytes, limit = self:_file_limit(#bytes) },
     "write " .. path, "io_error", true)
   return true
@@ -390,7 +298,7 @@ end
 ---@return table[]
 function Client:list(path)
   local what = "list " .. check_path(path)
-  local response = self:_call({ method = "GET", path = "/v1/paddock/list?path=" .. percent(path), limit = self:_file_limit(0) },
+  local response = self:_call({ method = "GET", path = "/v1/paddock/list?path=" .. percent_path(path), limit = self:_file_limit(0) },
     what, "io_error", false)
   local answer = self:_decode(response.body)
   if not answer or type(answer.files) ~= "table" then
