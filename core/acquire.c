@@ -18,7 +18,7 @@ static found make_box(pdk_runtime *rt, acq *a, pdk_entry *e, const char *source)
 {
     const char *holder = a->holder[0] != '\0' ? a->holder : NULL;
     bool fresh = holder != NULL && pdk_pool_holder(&rt->pool, holder) == NULL;
-    pdk_holder *h = holder == NULL ? NULL : pdk_pool_bind(&rt->pool, e, holder, true);
+    pdk_holder *h = holder == NULL ? NULL : pdk_pool_bind(&rt->pool, e, holder);
     if (holder != NULL && h == NULL)
         return pdk_acq_no_memory(a);
     a->box = pdk_box_new(rt, e, holder, source, true);

@@ -165,7 +165,7 @@ int pdk_runtime_retain(pdk_runtime *rt, const char *id, const char *holder, cons
     pdk_holder *h = pdk_pool_holder(&rt->pool, holder);
     if (h != NULL && h->entry != e)
         return pdk_fail(err, PDK_E_INVALID_ARGUMENT, 0, "holder %s is bound to sandbox %s; release it first", holder, h->entry->id);
-    if (pdk_pool_bind(&rt->pool, e, holder, release_on_last) == NULL)
+    if (pdk_pool_bind(&rt->pool, e, holder) == NULL)
         return pdk_fail(err, PDK_E_NO_MEMORY, 0, "no memory for the holder %s", holder);
     e->park_asked |= release_on_last;
     e->last_used = pdk_clock_now(rt->clock);

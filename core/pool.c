@@ -374,7 +374,7 @@ pdk_holder *pdk_pool_holder(pdk_pool *p, const char *name)
     return NULL;
 }
 
-pdk_holder *pdk_pool_bind(pdk_pool *p, pdk_entry *e, const char *name, bool asks_park)
+pdk_holder *pdk_pool_bind(pdk_pool *p, pdk_entry *e, const char *name)
 {
     pdk_holder *h = pdk_pool_holder(p, name);
     if (h != NULL && h->entry != e) /* its sandbox is gone or another's: the caller has checked that it may move on */
@@ -396,7 +396,6 @@ pdk_holder *pdk_pool_bind(pdk_pool *p, pdk_entry *e, const char *name, bool asks
     }
     h->incarnation = e->incarnation;
     h->token = e->token;
-    h->asks_park |= asks_park;
     return h;
 }
 

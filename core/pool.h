@@ -53,7 +53,6 @@ typedef struct pdk_holder {
     pdk_entry *entry;           /* never NULL while it is in the table */
     uint64_t incarnation;       /* the entry's when it was bound: another one = lost */
     int64_t token;              /* likewise */
-    bool asks_park;             /* its last release asks for parking */
     char name[];
 } pdk_holder;
 
@@ -145,8 +144,8 @@ void pdk_pool_set_due(pdk_pool *p, pdk_entry *e, pdk_ns due) PDK_REQUIRES(p->reg
 bool pdk_entry_dirty(const pdk_entry *e);
 
 pdk_holder *pdk_pool_holder(pdk_pool *p, const char *name) PDK_REQUIRES(p->registry);
-/* Adds a holder, or upgrades one that is there. NULL = no memory. */
-pdk_holder *pdk_pool_bind(pdk_pool *p, pdk_entry *e, const char *name, bool asks_park) PDK_REQUIRES(p->registry);
+/* Adds a holder, or binds the one that is there anew. NULL = no memory. */
+pdk_holder *pdk_pool_bind(pdk_pool *p, pdk_entry *e, const char *name) PDK_REQUIRES(p->registry);
 void pdk_pool_unbind(pdk_pool *p, pdk_holder *h) PDK_REQUIRES(p->registry);
 /* All holders of a sandbox that is gone. */
 void pdk_pool_drop_holders(pdk_pool *p, pdk_entry *e) PDK_REQUIRES(p->registry);

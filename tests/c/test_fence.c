@@ -454,7 +454,7 @@ TEST("a million identities come and go, and leave no entry [N6]")
             REQUIRE(e != NULL);
             pdk_entry_set_identity(e, &(pdk_identity){ id, "t", (size_t)n, 1 });
             pdk_entry_move(&p, e, PDK_ACTIVE);
-            pdk_pool_bind(&p, e, id, true);
+            pdk_pool_bind(&p, e, id);
             pdk_pool_unbind(&p, e->holders);
             pdk_entry_move(&p, e, PDK_WARM);
             pdk_entry_move(&p, e, PDK_ABSENT);
