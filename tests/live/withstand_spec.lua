@@ -192,7 +192,11 @@ done; wait]], { timeout = 20 })
 
   live("creations that fail: they keep no descriptor [B117]", function()
     local backend = process.new({}, { state_dir = state })
-    local function count() return tonumber((sh("ls /proc/" .. proc.self().pid .. "/fd | wc -l"))) end
+    local function count() -- the least of some looks: ThreadSanitizer's own thread opens a file now and then
+      local least = math.huge
+      for _ = 1, 5 do least = math.min(least, tonumber((sh("ls /proc/" .. proc.self().pid .. "/fd | wc -l")))) end
+      return least
+    end
     local function try()
       return pcall(backend.create, backend, { sandbox_id = "x", mounts = { { source = "/tmp", target = "/usr/none/there" } } })
     end
