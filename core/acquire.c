@@ -353,7 +353,7 @@ static found reuse_active(acq *a)
     PDK_GUARD(rt->pool.registry);
     pdk_entry *e = pdk_pool_find(&rt->pool, a->id);
     if (e == NULL || e->state != PDK_ACTIVE || e->incarnation != c.incarnation || e->reserved != 0 || e->retry ||
-        e->lease_until == 0) /* also when its lease was given back meanwhile: taken anew in the id's turn */
+        pdk_entry_dirty(e) || e->lease_until == 0) /* also when its lease was given back meanwhile: taken anew in the id's turn */
         return NOTHING;
     if (!c.checked)
         e->health_ok_at = pdk_clock_now(rt->clock);

@@ -313,13 +313,24 @@ static pdk_teardown_result stop(victim *v, pdk_error *err)
     return failed(v, err);
 }
 
+/* A lease that ran out protects nobody any longer: without a guest that was doomed nothing else would refuse the stop. */
+static int check_deadline(victim *v, pdk_error *err)
+{
+    if (v->doomed || pdk_lease_now(v->rt) < v->until - pdk_seconds(v->rt->config.ttl) / 10)
+        return 0;
+    return pdk_fail(err, PDK_E_LOST, 0, "the lease of %s ran out before it could be stopped; destroy it again", v->td->id);
+}
+
 /* Absent: clean up, retire, forget. */
 static pdk_teardown_result finish(victim *v, pdk_error *err)
 {
     pdk_runtime *rt = v->rt;
     if (pdk_engine_finish(rt, v->td->id, pdk_view_of(&v->info), err) < 0)
         return failed(v, err);
-    /* when the journal alone led here, what was found was all that there is behind the id: all its records are done with */
+    /* when the journal alone led here, what was found was all that there is behind the id: all its records are done with, but not
+     * those that somebody has made since our lease ran out */
+    if (v->td->retire && check_deadline(v, err) < 0)
+        return not_begun(v, err);
     if (pdk_journal_retire(rt->journal, v->td->id, v->td->retire ? NULL : v->generation, err) < 0)
         return failed(v, err);
     forget(v);
@@ -385,14 +396,6 @@ static int look_for_recorded(victim *v, bool *absent, pdk_teardown_result *resul
     v->journaled = recorded == 1;
     *result = PDK_TD_ERROR;
     return recorded < 0 ? -1 : 0;
-}
-
-/* A lease that ran out protects nobody any longer: without a guest that was doomed nothing else would refuse the stop. */
-static int check_deadline(victim *v, pdk_error *err)
-{
-    if (v->doomed || pdk_lease_now(v->rt) < v->until - pdk_seconds(v->rt->config.ttl) / 10)
-        return 0;
-    return pdk_fail(err, PDK_E_LOST, 0, "the lease of %s ran out before it could be stopped; destroy it again", v->td->id);
 }
 
 /* Reserved and claimed: journal, doom, stop, confirm, finish. */

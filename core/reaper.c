@@ -446,25 +446,49 @@ static void keep_guest(pdk_runtime *rt, const leased *l)
     pdk_limit_enter(outer);
 }
 
-/* After the store gave a new token for what was ours: whether the guest has seen no token but ours since. Then the entry asks the
- * store again before its next hand-out. (Where no guest checks tokens the lease alone decides.) */
-static bool token_unseen(pdk_runtime *rt, const leased *l)
+/* Whether the guest is there and has seen no token but ours: 1, 0, -1 = it cannot be told. A store that has lost its state does not know who
+ * was the last owner; the guest does. */
+static int token_unseen(pdk_runtime *rt, const leased *l, pdk_error *err)
 {
     PDK_AUTO_PACK info = PDK_NO_PACK, now = PDK_NO_PACK;
-    PDK_AUTO_ERROR ignored = PDK_NO_ERROR;
     {
         PDK_GUARD(rt->pool.registry);
         pdk_entry *e = pdk_pool_find(&rt->pool, l->at.id);
         if (e == NULL || e->incarnation != l->at.incarnation || !pdk_pack_copy(&info, pdk_view_of(&e->info)))
-            return false;
+            return 0;
     }
-    if (pdk_engine_inspect(rt, l->at.id, pdk_view_of(&info), &now, &ignored) != 1 || pdk_info_token(pdk_view_of(&now)) > l->guest_token)
-        return false;
+    int there = pdk_engine_inspect(rt, l->at.id, pdk_view_of(&info), &now, err);
+    if (there <= 0)
+        return there; /* gone: what has the id now, if anything, is not ours to claim */
+    const char *ours = pdk_info_str(pdk_view_of(&info), "generation"), *seen = pdk_info_str(pdk_view_of(&now), "generation");
+    if (ours != NULL && seen != NULL && strcmp(ours, seen) != 0)
+        return 0;
+    return pdk_info_token(pdk_view_of(&now)) <= l->guest_token;
+}
+
+/* It ran out, or the store lost it, and the store knows of nobody since: it is claimed again. PDK_LAPSED = no answer, or ours again
+ * under a new token, which the next acquire fences the guest with. (Where no guest checks tokens the lease alone decides.) */
+static pdk_renewal reclaim(pdk_runtime *rt, const leased *l, pdk_error *err)
+{
+    bool asks_guest = rt->fenced && !l->del;
+    int64_t token = 0;
+    int unseen = asks_guest ? token_unseen(rt, l, err) : 1; /* first: a claim would be in the way of whoever it is */
+    if (unseen == 0)
+        return PDK_LOST;
+    int rc = unseen < 0 ? -1
+             : l->del   ? pdk_lease_claim_for_destroy(rt->lease, l->at.id, 0, &token, err)
+                        : pdk_lease_claim(rt->lease, l->at.id, 0, &token, err);
+    if (rc < 0)
+        pdk_emit(rt, PDK_WARN, "renewal_failed", l->at.id, NULL, NULL, err);
+    if (rc <= 0)
+        return rc < 0 ? PDK_LAPSED : PDK_LOST;
+    if (token == l->token || !asks_guest)
+        return PDK_RENEWED;
     PDK_GUARD(rt->pool.registry);
     pdk_entry *e = pdk_pool_find(&rt->pool, l->at.id);
     if (e != NULL && e->incarnation == l->at.incarnation && e->epoch == l->epoch)
         e->lease_until = 1;
-    return true;
+    return PDK_LAPSED;
 }
 
 static void renew_one(pdk_runtime *rt, const leased *l)
@@ -476,28 +500,13 @@ static void renew_one(pdk_runtime *rt, const leased *l)
         pdk_emit(rt, PDK_WARN, "renewal_failed", l->at.id, NULL, NULL, &err); /* kept, and tried again */
         return;
     }
-    if (answer == PDK_LAPSED) { /* it ran out, or the store lost it, and the store knows of nobody since: claimed again */
-        int64_t token = 0;
-        int rc = l->del ? pdk_lease_claim_for_destroy(rt->lease, l->at.id, 0, &token, &err)
-                        : pdk_lease_claim(rt->lease, l->at.id, 0, &token, &err);
-        if (rc < 0) {
-            pdk_emit(rt, PDK_WARN, "renewal_failed", l->at.id, NULL, NULL, &err);
-            return;
-        }
-        answer = rc == 1 ? PDK_RENEWED : PDK_LOST;
-        if (rc == 1 && token != l->token && !l->del && rt->fenced) {
-            answer = PDK_LAPSED; /* the store has lost its state: has the guest seen somebody else meanwhile? */
-            if (!token_unseen(rt, l)) /* not released: an acquire of ours may have taken it meanwhile; else it runs out */
-                answer = PDK_LOST;
-        }
-    }
-    if (answer == PDK_LAPSED) /* ours again under a new token: the next acquire fences the guest with it */
-        return;
+    if (answer == PDK_LAPSED)
+        answer = reclaim(rt, l, &err);
     if (answer == PDK_RENEWED) {
         renewed(rt, l, before);
         if (rt->fenced && !l->del && l->at.state == PDK_WARM)
             keep_guest(rt, l);
-    } else if (!l->del) {
+    } else if (answer == PDK_LOST && !l->del) {
         forget_lost(rt, l);
     }
 }

@@ -17,6 +17,7 @@ typedef struct pdk_orphan { /* the reconcile's own */
     struct pdk_orphan *next;
     pdk_ns since;           /* lease clock */
     bool seen;              /* in this pass */
+    int64_t token;          /* that its guest had seen then: a larger one = it has had an owner since */
     char *generation;       /* NULL = unknown */
     char id[64];
 } pdk_orphan;
@@ -44,7 +45,7 @@ static void forget_orphan(pdk_runtime *rt, const char *id, const char *generatio
 }
 
 /* Whether it has been unowned for long enough; remembers it when it has not. */
-static bool waited(pdk_runtime *rt, const char *id, const char *generation)
+static bool waited(pdk_runtime *rt, const char *id, const char *generation, int64_t token)
 {
     pdk_ns now = pdk_lease_now(rt);
     if (strcmp(pdk_lease_type(rt->lease), "memory") == 0) /* one instance: there is nobody to wait for */
@@ -52,6 +53,9 @@ static bool waited(pdk_runtime *rt, const char *id, const char *generation)
     for (pdk_orphan *o = rt->orphans; o != NULL; o = o->next)
         if (strcmp(o->id, id) == 0 && same(o->generation, generation)) {
             o->seen = true;
+            if (token != o->token)
+                o->since = now;
+            o->token = token;
             return now - o->since >= pdk_seconds(rt->config.ttl);
         }
     pdk_orphan *o = calloc(1, sizeof *o);
@@ -61,6 +65,7 @@ static bool waited(pdk_runtime *rt, const char *id, const char *generation)
     }
     strncpy(o->id, id, sizeof o->id - 1);
     o->since = now;
+    o->token = token;
     o->seen = true;
     o->next = rt->orphans;
     rt->orphans = o;
@@ -211,7 +216,7 @@ static void look_at(pdk_runtime *rt, pdk_view info)
         forget_orphan(rt, id, generation); /* an owner, or who knows: it waits anew */
         return;
     }
-    if (!waited(rt, id, generation))
+    if (!waited(rt, id, generation, pdk_info_token(info)))
         return;
     int quarantined = pdk_journal_has(rt->journal, id, generation, &err);
     bool doomed = pdk_view_bool(pdk_view_get(info, "doomed"), false); /* by somebody who crashed: it serves nobody */

@@ -77,7 +77,8 @@ describe("a runtime that is stopped past its lease", function()
       local pid = sh(("ASAN_OPTIONS=$ASAN_OPTIONS:detect_leaks=0 %s %s/worker.lua %s '%s' %s %s >%s/out 2>&1 & echo $!"):format(lua,
         folder, folder, case[1], case[2], engine, folder)):gsub("%s", "")
       local function state() return (sh("cut -d' ' -f3 /proc/" .. pid .. "/stat"):gsub("%s", "")) end
-      assert.is_true(support.eventually(function() return sh("ls " .. folder .. "/stopped"):find "cannot" == nil and state() == "T" end, 20),
+      local function there(name) return not sh("ls " .. folder .. "/" .. name):find "cannot" end
+      assert.is_true(support.eventually(function() return there "stopped" and state() == "T" end, 20),
         "the worker did not get there: " .. sh("cat " .. folder .. "/out"))
       os.execute "sleep 1.3" -- past its lease
 
@@ -93,7 +94,7 @@ describe("a runtime that is stopped past its lease", function()
         assert.equal("completed", box:exec("echo mine > /workspace/mine").outcome)
       end
       sh("kill -CONT " .. pid)
-      assert.is_true(support.eventually(function() return sh("ls " .. folder .. "/result"):find "cannot" == nil end, 20),
+      assert.is_true(support.eventually(function() return there "result" end, 20),
         "the worker did not end: " .. sh("cat " .. folder .. "/out"))
       local result = support.read_file(folder .. "/result")
       if case.result then assert.matches(case.result, result, 1, true) end

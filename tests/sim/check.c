@@ -197,15 +197,34 @@ void check_stop(op *o, bool issued)
             violation("%s asks for the stop of g%d, whose guest has refused the doom", insts[o->in].name, o->gen);
         if (me->td != NULL && me->td->dirty && g->present && !journaled(o->gen))
             violation("%s asks for the stop of g%d, which is dirty and not recorded", insts[o->in].name, o->gen);
+        o->by_itself = me->td != NULL && (strcmp(me->td->reason, "idle") == 0 || strcmp(me->td->reason, "evicted") == 0 ||
+                                          strcmp(me->td->reason, "orphan") == 0 || strcmp(me->td->reason, "retry") == 0);
         check_own_holders(o);
         return;
     }
     for (int i = 0; i < MAX_INST; i++) {
-        if (i == o->in || !live || l->owner != i || l->del || !held_by(&insts[i], o->id, o->gen))
+        if (i == o->in || !held_by(&insts[i], o->id, o->gen))
             continue;
         const pdk_entry *e = peek(&insts[i], o->id);
+        /* what the store has lost is given a TTL's time to come back */
+        if (o->by_itself && g->doomed && g->token == e->token && e->lease_until > now + insts[i].boot_off && W.wiped > W.grants[i][o->id].since)
+            violation("%s stops g%d by itself, %s holds it and had no time to renew", insts[o->in].name, o->gen, insts[i].name);
+        if (!live || l->owner != i || l->del)
+            continue;
         if (e->token == l->token && (!o->covered || g->doomed))
             violation("%s stops g%d, which %s holds under a live lease", insts[o->in].name, o->gen, insts[i].name);
+    }
+}
+
+/* An instance is given the id for itself: nobody may hold the sandbox who has had no time to renew what the store has lost. */
+void check_claim(int in, int id)
+{
+    for (int i = 0; i < MAX_INST; i++) {
+        const pdk_entry *e = i == in ? NULL : peek(&insts[i], id);
+        int g = e == NULL ? -1 : gen_of(e);
+        if (g >= 0 && P.fenced && W.gens[g].present && !W.gens[g].doomed && held_by(&insts[i], id, g) && W.gens[g].token == e->token &&
+            e->lease_until > now + insts[i].boot_off && W.wiped > W.grants[i][id].since && (me == NULL || W.gens[g].fenced_at <= me->looked_at))
+            violation("%s claims %c, %s holds g%d and had no time to renew", insts[in].name, 'a' + id, insts[i].name, g);
     }
 }
 

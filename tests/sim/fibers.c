@@ -304,6 +304,7 @@ static void trouble(void)
         pdk_ns d = (pdk_ns)tenths[below(6)] * TTL * SEC / 10;
         bool suspended = chance(1, 4); /* the machine sleeps: its monotonic clock stands still */
         me->in->paused_until = now + d;
+        me->in->suspended = suspended;
         if (suspended)
             me->in->mono_off -= d;
         TRACE("%s is %s for %.1f s", me->in->name, suspended ? "suspended with its machine" : "stopped", (double)d / 1e9);

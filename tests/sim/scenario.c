@@ -286,7 +286,8 @@ static void client_acts(pdk_box **box, int *id)
         } else if (*box == NULL) {
             snprintf(holder, sizeof holder, "h%u", below(3));
             *id = target;
-            *box = acquire(target, chance(1, 4) ? holder : NULL, false, &err);
+            bool named = chance(1, 4);
+            *box = acquire(target, named ? holder : NULL, !named && chance(1, 5), &err);
         }
         return;
     }
@@ -403,8 +404,9 @@ static void one_deed(void)
     case 5: {
         inst *in = &insts[below((uint32_t)P.insts)];
         pdk_ns d = (pdk_ns)(1 + below(3 * TTL)) * SEC;
-        if (!P.fenced)
+        if (!P.fenced || in->paused_until > now)
             break;
+        in->suspended = false;
         in->paused_until = now + d;
         TRACE("%s is stopped for %.1f s", in->name, (double)d / 1e9);
         break;
@@ -466,8 +468,11 @@ static void heal(void)
     TRACE("---- from here on nothing goes wrong");
     P.healed = true;
     for (int i = 0; i < MAX_INST; i++)
-        if (insts[i].paused_until > now)
+        if (insts[i].paused_until > now) {
+            if (insts[i].suspended)
+                insts[i].mono_off += insts[i].paused_until - now;
             insts[i].paused_until = now;
+        }
     for (int g = 0; g < W.gen_count; g++) {
         W.gens[g].healthy = W.gens[g].ready = true;
         W.gens[g].sticky = false;

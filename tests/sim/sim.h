@@ -44,6 +44,7 @@ typedef struct fiber {
     uint32_t priority;
     const pdk_teardown *td;    /* the teardown that it is in */
     pdk_ns td_since;
+    pdk_ns looked_at;          /* when it has asked the engine last what there is */
     bool doom_refused;         /* in it: somebody has taken the sandbox, says its guest */
     int created;               /* generation that the acquire under way has made, and not yet handed out or taken back; -1 */
     bool del_live;             /* its `del` lease was live when its last request was answered */
@@ -72,6 +73,7 @@ typedef struct gen {           /* one generation of a sandbox in the engine */
     int id;
     int mode;                  /* what it was created for */
     int64_t token, doom_expected, doom_token;
+    pdk_ns fenced_at;
     bool sticky;               /* stops are accepted and nothing happens */
     pdk_ns born;
 } gen;
@@ -113,6 +115,7 @@ typedef struct op {            /* a request and its answer; complete in itself, 
     int id, gen, mode, client; /* gen -1 = none given */
     int64_t token, expected;
     bool covered;              /* a stop: whoever asked held a live `del` lease then */
+    bool by_itself;            /* a stop that nobody has asked for */
     bool own;
     /* the answer */
     int rc;                    /* 1, 0, -1 */
@@ -155,6 +158,7 @@ struct inst {
     pdk_runtime *rt;
     pdk_script *script;
     bool active, dead, closing, closed;
+    bool suspended;            /* with its machine, while it is paused: its monotonic clock stands still */
     pdk_ns paused_until, mono_off, boot_off, wall_off;
     pdk_ns last_use[MAX_IDS];  /* world time of the last use of an id through this instance */
 };
@@ -194,6 +198,7 @@ int id_number(const char *s);
 void violation(const char *fmt, ...) __attribute__((format(printf, 1, 2), noreturn));
 void check_step(void);
 void check_stop(op *o, bool issued);   /* when it is asked for, and when it takes effect */
+void check_claim(int in, int id);
 void check_io(const op *o);
 void check_exec(const op *o);
 void check_end(void);

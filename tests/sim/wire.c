@@ -151,6 +151,8 @@ static void ask(op *o)
         no_answer(o, PDK_E_BACKEND_ERROR, "reset");
     } else {
         perform(o);
+        if (o->kind == OP_INSPECT || o->kind == OP_LIST)
+            me->looked_at = now;
         perhaps_crash(o, "after");
         if (o->rc == 1 && (o->kind == OP_EXEC))
             run_command(o);
