@@ -140,6 +140,8 @@ static void give_back(victim *v)
                 e->lease_until = 0; /* not ours any longer: an acquire takes it anew */
         }
     }
+    if (left)
+        pdk_emit(rt, PDK_WARN, "lease_release_left", v->td->id, v->generation, "its renewal is still under way and releases it", NULL);
     if (release) {
         PDK_AUTO_ERROR err = PDK_NO_ERROR;
         if (pdk_lease_release(rt->lease, v->td->id, &err) < 0)

@@ -89,7 +89,8 @@ TEST("what a call in flight is tearing down is left to it: shutdown waits, and s
 /* A store whose renewal hangs; all else is the memory store's. */
 static pdk_lease *inner;
 static atomic_bool renewal_hangs;
-static atomic_int store_closes;
+static atomic_int store_closes, store_renewals, store_releases;
+static double renewal_takes = 6;
 static int slow_take(void *self, const char *id, int64_t floor, int64_t *token, pdk_error *err)
 {
     (void)self;
@@ -105,13 +106,15 @@ static int slow_renew(void *self, const char *id, pdk_renewal *out, pdk_error *e
     (void)self;
     if (atomic_load(&renewal_hangs)) {
         atomic_store(&busy, true);
-        pdk_sleep_ns(6 * PDK_NS_PER_S);
+        pdk_sleep_ns(pdk_seconds(renewal_takes));
     }
+    atomic_fetch_add(&store_renewals, 1);
     return pdk_lease_renew(inner, id, out, err);
 }
 static int slow_release(void *self, const char *id, pdk_error *err)
 {
     (void)self;
+    atomic_fetch_add(&store_releases, 1);
     return pdk_lease_release(inner, id, err);
 }
 static int slow_owner(void *self, const char *id, pdk_lease_owner *out, pdk_error *err)
@@ -157,6 +160,79 @@ TEST("a lease renewal that does not stop: an error that says so, the store stays
     CHECK_INT(atomic_load(&world_destroys), 1);
     CHECK_INT(atomic_load(&store_closes), 1);
     pdk_free(rt);
+}
+
+static int slow_stop(const char *name, const char *id, const char *detail, double *seconds)
+{
+    (void)id, (void)detail;
+    *seconds = 0.6;
+    return strcmp(name, "destroy") == 0;
+}
+
+static atomic_int left_warnings;
+static void count_left(void *ctx, const pdk_pack *record)
+{
+    (void)ctx;
+    const char *event = pdk_info_str(pdk_view_of(record), "event");
+    atomic_fetch_add(&left_warnings, event != NULL && strcmp(event, "lease_release_left") == 0);
+}
+
+/* A runtime with one unheld active sandbox on the slow store. */
+static pdk_runtime *with_slow_store(pdk_box **box)
+{
+    pdk_runtime *rt = world_open("reap_interval = 3600, ownership = { type = 'memory', ttl = 10, renew_interval = 0.05 },");
+    PDK_AUTO_ERROR err = PDK_NO_ERROR;
+    inner = rt->lease;
+    rt->lease = pdk_lease_new(&slow_ops, malloc(1), &err);
+    atomic_store(&renewal_hangs, false);
+    *box = world_acquire(rt, "t", NULL);
+    CHECK_INT(pdk_runtime_on(rt, count_left, NULL, &err), 0);
+    return rt;
+}
+
+TEST("the `del` lease is renewed for as long as the stop runs, and released after it [M15]")
+{
+    pdk_box *box;
+    pdk_runtime *rt = with_slow_store(&box);
+    PDK_AUTO_ERROR err = PDK_NO_ERROR;
+    world_hook = slow_stop;
+    atomic_store(&store_renewals, 0);
+    atomic_store(&store_releases, 0);
+    CHECK_INT(pdk_destroy(rt, pdk_box_id(box), &err), 1);
+    CHECK(atomic_load(&store_renewals) >= 3);
+    CHECK_INT(atomic_load(&store_releases), 1);
+    pdk_lease_owner owner;
+    CHECK_INT(pdk_lease_owner_of(rt->lease, pdk_box_id(box), &owner, &err), 0);
+    CHECK_INT(atomic_load(&left_warnings), 0);
+    pdk_box_free(box);
+    world_end(rt);
+}
+
+TEST("a renewal that does not end within 12 s: the release of the lease is left to it, with a warning [M15]")
+{
+    pdk_box *box;
+    pdk_runtime *rt = with_slow_store(&box);
+    PDK_AUTO_ERROR err = PDK_NO_ERROR;
+    world_hook = slow_stop;
+    renewal_takes = 14;
+    atomic_store(&store_releases, 0);
+    atomic_store(&left_warnings, 0);
+    atomic_store(&busy, false);
+    atomic_store(&renewal_hangs, true);
+    while (!atomic_load(&busy))
+        pdk_sleep_ns(1000 * 1000);
+    pdk_ns before = pdk_now_monotonic();
+    CHECK_INT(pdk_destroy(rt, pdk_box_id(box), &err), 1);
+    CHECK(pdk_now_monotonic() - before > 11 * PDK_NS_PER_S);
+    CHECK_INT(atomic_load(&store_releases), 0);
+    CHECK_INT(atomic_load(&left_warnings), 1);
+    atomic_store(&renewal_hangs, false);
+    for (int i = 0; i < 600 && atomic_load(&store_releases) == 0; i++)
+        pdk_sleep_ns(10 * 1000 * 1000);
+    CHECK_INT(atomic_load(&store_releases), 1);
+    renewal_takes = 6;
+    pdk_box_free(box);
+    world_end(rt);
 }
 
 /* ---- signals: each in a process of its own ---- */

@@ -75,7 +75,7 @@ describe("idle expiry", function()
     assert.equal("active", world:state_of(b.id))
   end)
 
-  it("begins when the age exceeds the limit, and 0 means never [N6, B077, B015]", function()
+  it("begins when the age exceeds the limit, and 0 means never [N6, B077, B15]", function()
     local rt = world:open { idle_timeout = 60 }
     local a = parked(rt, 1)
     rt:advance(60)

@@ -56,7 +56,7 @@ describe("ownership", function()
     assert.equal(1, i.epoch)
   end)
 
-  it("renewed for active and warm; lapsed is claimed again; lost is forgotten, not stopped [O5, L14, B015]", function()
+  it("renewed for active and warm; lapsed is claimed again; lost is forgotten, not stopped [O5, L14, B15]", function()
     local other = world:open { ownership = world.ownership, idle_timeout = 0 }
     local active, warm = other:acquire(ALICE), other:acquire { user = "bob", thread = "t" }
     warm:release()
