@@ -98,6 +98,7 @@ static size_t take_due(pdk_runtime *rt, pdk_ns now, ref *out)
             continue;
         }
         pdk_pool_set_due(&rt->pool, e, again); /* if nothing comes of it, it is looked at again */
+        pdk_entry_lapse(&rt->pool, e->id, pdk_lease_now(rt)); /* frees only what is on no heap */
         if (e->reserved != 0 || e->holder_count > 0 || e->busy > 0)
             continue;
         ref *r = &out[n++];
@@ -398,7 +399,9 @@ static bool renew_begin(pdk_runtime *rt, const leased *l)
         return false;
     }
     pdk_entry *e = pdk_pool_find(&rt->pool, l->at.id);
-    if (e == NULL || e->incarnation != l->at.incarnation || (l->del && (e->lease != PDK_LEASE_DEL || (e->reserved != l->op && !e->keep_del))))
+    if (e == NULL || e->incarnation != l->at.incarnation)
+        return false;
+    if (l->del && (e->lease != PDK_LEASE_DEL || (e->reserved != l->op && !e->keep_del)))
         return false; /* that teardown is giving it back: its `del` must not return under whoever takes the lease now */
     return e->renewing = true;
 }
@@ -446,8 +449,8 @@ static void keep_guest(pdk_runtime *rt, const leased *l)
     pdk_limit_enter(outer);
 }
 
-/* Whether the guest is there and has seen no token but ours: 1, 0, -1 = it cannot be told. A store that has lost its state does not know who
- * was the last owner; the guest does. */
+/* Whether the guest is there and has seen no token but ours: 1, 0, -1 = it cannot be told. A store that has lost its state
+ * does not know who was the last owner; the guest does. */
 static int token_unseen(pdk_runtime *rt, const leased *l, pdk_error *err)
 {
     PDK_AUTO_PACK info = PDK_NO_PACK, now = PDK_NO_PACK;

@@ -148,11 +148,12 @@ int posix_memalign(void **p, size_t a, size_t n)
 static struct {
     char *memory, *data;
     size_t memory_len, data_len;
-} *kept; /* outside of what is restored */
+} * kept; /* outside of what is restored */
 
 static void *map_at(char *at, size_t n)
 {
-    void *p = mmap(at, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | (at != NULL ? MAP_FIXED_NOREPLACE : 0), -1, 0);
+    void *p = mmap(at, n, PROT_READ | PROT_WRITE,
+                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | (at != NULL ? MAP_FIXED_NOREPLACE : 0), -1, 0);
     if (p == MAP_FAILED || (at != NULL && p != at)) {
         fprintf(stderr, "sim: cannot have memory at %p (%s)\n", (void *)at, strerror(errno));
         exit(2);
@@ -182,9 +183,4 @@ void snapshot_restore(void)
 {
     memcpy(ARENA_BASE, kept->memory, kept->memory_len);
     memcpy(&__data_start, kept->data, kept->data_len);
-}
-
-size_t snapshot_bytes(void)
-{
-    return kept->memory_len + kept->data_len;
 }

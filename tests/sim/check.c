@@ -12,7 +12,7 @@ typedef struct seen { /* an entry as the last step left it */
     pdk_state state;
     int holders;
     bool known;
-    int64_t handed;  /* the token under which it was handed out last */
+    int64_t handed; /* the token under which it was handed out last */
 } seen;
 static seen last[MAX_INST][MAX_IDS];
 
@@ -51,7 +51,8 @@ static void check_lease_of(inst *in, int id, const pdk_entry *e)
         if (l->del)
             violation("%s hands %c out while its lease says `del`", in->name, 'a' + id);
         if (l->token < e->token) /* a larger one: the renewal has claimed it anew, after a lapse */
-            violation("%s hands %c out under token %lld, its lease has %lld", in->name, 'a' + id, (long long)e->token, (long long)l->token);
+            violation("%s hands %c out under token %lld, its lease has %lld", in->name, 'a' + id, (long long)e->token,
+                      (long long)l->token);
         return;
     }
     if (W.wiped > g->since)
@@ -79,8 +80,8 @@ static void handed_out(inst *in, int id, const pdk_entry *e)
         return; /* one more holder of what was handed out before: the guest tells it if that is over */
     check_lease_of(in, id, e);
     if (P.fenced && g >= 0 && W.gens[g].present && W.gens[g].token < e->token)
-        violation("%s hands g%d out under token %lld, but its guest was fenced with %lld only", in->name, g, (long long)e->token,
-                  (long long)W.gens[g].token);
+        violation("%s hands g%d out under token %lld, but its guest was fenced with %lld only", in->name, g,
+                  (long long)e->token, (long long)W.gens[g].token);
     for (int i = 0; i < W.journal_count; i++) {
         const record *r = &W.journal[i];
         if (r->there && r->certain && r->id == id && (r->gen < 0 || r->gen == g) && r->since < W.grants[in->index][id].since)
@@ -97,10 +98,12 @@ static void check_twins(int id)
     for (int i = 0; i < MAX_INST; i++) {
         pdk_entry *e = peek(&insts[i], id);
         int g = e == NULL || e->state != PDK_ACTIVE || e->holder_count == 0 ? -1 : gen_of(e);
-        if (g < 0 || !W.gens[g].present || !W.gens[g].healthy || (P.fenced && (W.gens[g].doomed || W.gens[g].token > e->token)))
+        if (g < 0 || !W.gens[g].present || !W.gens[g].healthy ||
+            (P.fenced && (W.gens[g].doomed || W.gens[g].token > e->token)))
             continue;
         if (found >= 0 && found != g)
-            violation("g%d (by %s) and g%d (by %s) are both handed out for %c", found, insts[by].name, g, insts[i].name, 'a' + id);
+            violation("g%d (by %s) and g%d (by %s) are both handed out for %c", found, insts[by].name, g, insts[i].name,
+                      'a' + id);
         found = g;
         by = i;
     }
@@ -110,8 +113,8 @@ static void check_twins(int id)
 static void check_gone(inst *in, int id, const seen *was)
 {
     const lease *l = &W.leases[id];
-    if (was->known && was->state == PDK_ACTIVE && was->holders > 0 && was->handed == l->token && l->there && now < l->until &&
-        l->owner == in->index && !l->del && me != NULL && me->in == in && me->td == NULL && !in->closing)
+    if (was->known && was->state == PDK_ACTIVE && was->holders > 0 && was->handed == l->token && l->there &&
+        now < l->until && l->owner == in->index && !l->del && me != NULL && me->in == in && me->td == NULL && !in->closing)
         violation("%s forgets %c, which it has handed out under a live lease", in->name, 'a' + id);
 }
 
@@ -123,7 +126,8 @@ static void look_at(inst *in, int id, pdk_entry *e, seen *was)
     if (same && e->epoch < was->epoch)
         violation("the epoch of %c in %s goes back", 'a' + id, in->name);
     if (same && e->token < was->token)
-        violation("the token of %c in %s goes back from %lld to %lld", 'a' + id, in->name, (long long)was->token, (long long)e->token);
+        violation("the token of %c in %s goes back from %lld to %lld", 'a' + id, in->name, (long long)was->token,
+                  (long long)e->token);
     int64_t handed = same ? was->handed : 0;
     if (e->state == PDK_ACTIVE && (!same || was->state != PDK_ACTIVE || e->holder_count > was->holders)) {
         handed_out(in, id, e);
@@ -164,7 +168,8 @@ static bool held_by(inst *in, int id, int g)
     if (e == NULL || e->state != PDK_ACTIVE || gen_of(e) != g)
         return false;
     for (const pdk_holder *h = e->holders; h != NULL; h = h->next)
-        if (h->token == e->token && (!P.fenced || W.gens[g].token >= e->token)) /* one under a superseded token is no holder */
+        if (h->token == e->token &&
+            (!P.fenced || W.gens[g].token >= e->token)) /* one under a superseded token is no holder */
             return true;
     return false;
 }
@@ -177,6 +182,14 @@ static void check_own_holders(const op *o)
     violation("%s stops g%d, which its own clients hold", in->name, o->gen);
 }
 
+/* The store has lost the lease under which it is handed out, and by its own clock there was no need to renew it yet: such a lease
+ * is given a TTL's time to come back. */
+static bool has_lost_it(int i, const pdk_entry *e)
+{
+    return W.wiped > W.grants[i][id_number(e->id)].since && e->lease_until > now + insts[i].boot_off &&
+           W.gens[gen_of(e)].token == e->token;
+}
+
 void check_stop(op *o, bool issued)
 {
     const lease *l = &W.leases[o->id];
@@ -186,12 +199,13 @@ void check_stop(op *o, bool issued)
         /* what is asked for right after an answer may still be held up on its way: no check in this process can help there */
         o->covered = me->td != NULL && (me->del_live || W.wiped >= me->td_since);
         if (!o->covered && !g->doomed && g->present)
-            violation("%s asks for the stop of g%d without a `del` lease, and its guest is not doomed", insts[o->in].name, o->gen);
+            violation("%s asks for the stop of g%d without a `del` lease, and its guest is not doomed", insts[o->in].name,
+                      o->gen);
         if (me->td != NULL && strcmp(me->td->reason, "idle") == 0 && P.idle_timeout > 0 && g->present) {
             pdk_ns idle = now - insts[o->in].last_use[o->id];
             if ((double)idle / 1e9 < P.idle_timeout - 0.1)
-                violation("%s stops g%d as idle after %.1f s, its limit is %.1f s", insts[o->in].name, o->gen, (double)idle / 1e9,
-                          P.idle_timeout);
+                violation("%s stops g%d as idle after %.1f s, its limit is %.1f s", insts[o->in].name, o->gen,
+                          (double)idle / 1e9, P.idle_timeout);
         }
         if (me->doom_refused && g->present)
             violation("%s asks for the stop of g%d, whose guest has refused the doom", insts[o->in].name, o->gen);
@@ -206,9 +220,9 @@ void check_stop(op *o, bool issued)
         if (i == o->in || !held_by(&insts[i], o->id, o->gen))
             continue;
         const pdk_entry *e = peek(&insts[i], o->id);
-        /* what the store has lost is given a TTL's time to come back */
-        if (o->by_itself && g->doomed && g->token == e->token && e->lease_until > now + insts[i].boot_off && W.wiped > W.grants[i][o->id].since)
-            violation("%s stops g%d by itself, %s holds it and had no time to renew", insts[o->in].name, o->gen, insts[i].name);
+        if (o->by_itself && g->doomed && has_lost_it(i, e))
+            violation("%s stops g%d by itself, %s holds it and had no time to renew", insts[o->in].name, o->gen,
+                      insts[i].name);
         if (!live || l->owner != i || l->del)
             continue;
         if (e->token == l->token && (!o->covered || g->doomed))
@@ -222,8 +236,9 @@ void check_claim(int in, int id)
     for (int i = 0; i < MAX_INST; i++) {
         const pdk_entry *e = i == in ? NULL : peek(&insts[i], id);
         int g = e == NULL ? -1 : gen_of(e);
-        if (g >= 0 && P.fenced && W.gens[g].present && !W.gens[g].doomed && held_by(&insts[i], id, g) && W.gens[g].token == e->token &&
-            e->lease_until > now + insts[i].boot_off && W.wiped > W.grants[i][id].since && (me == NULL || W.gens[g].fenced_at <= me->looked_at))
+        if (g < 0 || !P.fenced || !W.gens[g].present || W.gens[g].doomed || !held_by(&insts[i], id, g))
+            continue;
+        if (has_lost_it(i, e) && (me == NULL || W.gens[g].fenced_at <= me->looked_at))
             violation("%s claims %c, %s holds g%d and had no time to renew", insts[in].name, 'a' + id, insts[i].name, g);
     }
 }

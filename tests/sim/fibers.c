@@ -15,7 +15,7 @@
 fiber fibers[MAX_FIBERS];
 fiber *me;
 pdk_ns now;
-static int fiber_count;      /* slots that were ever used */
+static int fiber_count; /* slots that were ever used */
 static bool *stop_flag;
 static uint64_t state[2], core_state[2]; /* of the scheduler's random numbers; of those that the core asks for */
 
@@ -154,7 +154,8 @@ void fibers_init(void)
 {
     dl_iterate_phdr(find_tls, NULL);
     if (tls_len > sizeof tls_fresh) {
-        fprintf(stderr, "sim: %zu bytes of thread-local variables, room for %zu: enlarge fiber.tls\n", tls_len, sizeof tls_fresh);
+        fprintf(stderr, "sim: %zu bytes of thread-local variables, room for %zu: enlarge fiber.tls\n", tls_len,
+                sizeof tls_fresh);
         exit(2);
     }
     memcpy(tls_fresh, tls_at, tls_len);

@@ -98,8 +98,12 @@ pdk_teardown_result __wrap_pdk_fence_teardown(pdk_runtime *rt, pdk_teardown *td,
         me->created = -1;
     TRACE("  teardown of %s (%s)", td->id, td->reason);
     pdk_teardown_result r = __real_pdk_fence_teardown(rt, td, err);
-    TRACE("  teardown of %s: %s %s", td->id, r == PDK_TD_DONE ? "done" : r == PDK_TD_REPLACED ? "replaced" :
-          r == PDK_TD_REFUSED ? "refused" : "error", r == PDK_TD_REFUSED ? td->why : "");
+    TRACE("  teardown of %s: %s %s", td->id,
+          r == PDK_TD_DONE       ? "done"
+          : r == PDK_TD_REPLACED ? "replaced"
+          : r == PDK_TD_REFUSED  ? "refused"
+                                 : "error",
+          r == PDK_TD_REFUSED ? td->why : "");
     me->td = outer;
     return r;
 }
@@ -109,7 +113,8 @@ void trace(const char *fmt, ...)
     bool outer = in_core;
     in_core = false;
     va_list ap;
-    printf("%10.4f %-2s %-11s ", (double)now / 1e9, me != NULL && me->in != NULL ? me->in->name : "-", me != NULL ? me->name : "world");
+    printf("%10.4f %-2s %-11s ", (double)now / 1e9, me != NULL && me->in != NULL ? me->in->name : "-",
+           me != NULL ? me->name : "world");
     va_start(ap, fmt);
     vprintf(fmt, ap);
     va_end(ap);
@@ -288,7 +293,8 @@ static int report(worker *w, int workers, uint64_t count, double took, bool quie
         sum.stops += z->stops;
         sum.refused += z->refused;
         for (int k = 0; k < z->kinds; k++)
-            printf("FAIL  %6" PRIu64 " times, first with seed %" PRIu64 ": %s\n", z->kind[k].count, z->kind[k].seed, z->kind[k].what);
+            printf("FAIL  %6" PRIu64 " times, first with seed %" PRIu64 ": %s\n", z->kind[k].count, z->kind[k].seed,
+                   z->kind[k].what);
         failed += z->kinds;
         if (z->failure[0] == '\0')
             continue;
@@ -304,10 +310,10 @@ static int report(worker *w, int workers, uint64_t count, double took, bool quie
         }
     }
     if (!quiet)
-        printf("%" PRIu64 " schedules in %.1f s (%.0f a second), %" PRIu64 " steps, %" PRIu64 " acquires, %" PRIu64 " commands, %" PRIu64
-               " stops, %" PRIu64 " faults, %" PRIu64 " crashes, %" PRIu64 " stale requests refused\n",
-               sum.done, took, (double)sum.done / took, sum.all_steps, sum.acquired, sum.executed, sum.stops, sum.faults, sum.crashes,
-               sum.refused);
+        printf("%" PRIu64 " schedules in %.1f s (%.0f a second), %" PRIu64 " steps, %" PRIu64 " acquires, %" PRIu64
+               " commands, %" PRIu64 " stops, %" PRIu64 " faults, %" PRIu64 " crashes, %" PRIu64 " stale requests refused\n",
+               sum.done, took, (double)sum.done / took, sum.all_steps, sum.acquired, sum.executed, sum.stops, sum.faults,
+               sum.crashes, sum.refused);
     (void)count;
     return failed;
 }

@@ -20,13 +20,15 @@ static int clients_left, probes_failed;
 
 static const char options[] =
     "return { clock = 'monotonic', threads = true, state_dir = '/nowhere', user = 'u', scope = 'sim', replicas = 2,\n"
-    "  idle_timeout = 8, reap_interval = 4, ready_timeout = 5, discover_timeout = 3, stop_timeout = 4, command_timeout = 30,\n"
+    "  idle_timeout = 8, reap_interval = 4, ready_timeout = 5, discover_timeout = 3, stop_timeout = 4, command_timeout = "
+    "30,\n"
     "  health_ttl = 2, orphan_ttl = 3600, ownership = { type = 'memory', ttl = 10, renew_interval = 3 },\n"
     "  policies = {\n"
     "    identity = { source = 'return { derive = function(ctx) return ctx.thread end }' },\n"
     "    reuse = { source = [[return {\n"
     "      decide = function(ctx)\n"
     "        local want = ctx.requirements.require and ctx.requirements.require.mode\n"
+    "        if want == 8 then return 'refuse', 'mode' elseif want == 9 then return 'defer', 'mode' end\n"
     "        if want and want ~= ctx.attestation.mode then return 'replace', 'mode' end\n"
     "        return 'reuse'\n"
     "      end,\n"
@@ -181,20 +183,23 @@ static pdk_box *acquire(int id, const char *holder, bool no_holder, pdk_error *e
     char thread[2] = { (char)('a' + id), '\0' };
     pdk_box *box = NULL;
     PDK_AUTO_PACK req = PDK_NO_PACK;
-    pdk_acquire_spec spec = { .thread = thread, .thread_len = 1, .holder = holder, .no_holder = no_holder };
+    char user = !P.healed && chance(1, 30) ? 'v' : 'u'; /* identity.lua gives both the same ids: they must not meet */
+    pdk_acquire_spec spec = {
+        .user = &user, .user_len = 1, .thread = thread, .thread_len = 1, .holder = holder, .no_holder = no_holder
+    };
     if (P.modes > 1) {
         pdk_mark m = pdk_begin_map(&req);
         pdk_put_cstr(&req, "require");
         m.count++;
         pdk_mark r = pdk_begin_map(&req);
-        pdk_kv_int(&req, &r, "mode", below((uint32_t)P.modes) + 1);
+        pdk_kv_int(&req, &r, "mode", chance(1, 10) ? 8 + below(2) : below((uint32_t)P.modes) + 1);
         pdk_end(&req, &r);
         pdk_end(&req, &m);
         spec.requirements = pdk_view_of(&req);
     }
     if (chance(1, 6))
         spec.timeout = 0.2 + below(80) / 10.0;
-    TRACE("acquire %s", thread);
+    TRACE("acquire %s for %c", thread, user);
     call_begins(true);
     int rc = pdk_runtime_acquire(rt, &spec, &box, err);
     if (rc < 0) {
@@ -206,7 +211,11 @@ static pdk_box *acquire(int id, const char *holder, bool no_holder, pdk_error *e
     Z->acquired++;
     if (strcmp(pdk_box_id(box), thread) != 0)
         violation("%s gets %s for %s", me->name, pdk_box_id(box), thread);
-    TRACE("acquire %s: %s, %s, token %lld", thread, pdk_box_generation(box), pdk_box_source(box), (long long)pdk_box_token(box));
+    int g = generation_number(pdk_box_generation(box));
+    if (W.gens[g].user != user)
+        violation("%c is given g%d, which was made for %c", user, g, W.gens[g].user);
+    TRACE("acquire %s: %s, %s, token %lld", thread, pdk_box_generation(box), pdk_box_source(box),
+          (long long)pdk_box_token(box));
     return box;
 }
 
@@ -535,14 +544,32 @@ static void *director(void *arg)
 static void choose_plan(void)
 {
     static const uint32_t rates[] = { 0, 0, 60, 25, 10 };
-    P = (plan){ .insts = chance(1, 4) ? 1 : chance(2, 3) ? 2 : 3, .ids = chance(3, 5) ? 1 : chance(2, 3) ? 2 : 3,
-                .clients = 1 + (int)below(3), .ops = 2 + (int)below(7), .shared_turns = chance(1, 2), .unique = chance(2, 3),
-                .other_info = chance(1, 3), .fenced = true, .regrant = chance(1, 2), .spurious = chance(1, 2),
-                .switch_mode = (int)below(5), .fault_rate = rates[below(5)], .focus = chance(1, 4) ? (int)below(OP_KINDS) : OP_KINDS,
-                .slow_rate = chance(1, 3) ? 30 : 0, .crash_rate = chance(1, 3) ? 60 : 0, .crashes = chance(1, 2) ? 1 + (int)below(2) : 0,
-                .pause_rate = chance(1, 3) ? 300 : 0, .stall_rate = chance(1, 4) ? 200 : 0,
-                .idle_timeout = 2 + below(14), .modes = chance(1, 5) ? 2 : 1,
-                .shutdown_of = -1, .nemesis = chance(1, 2) ? (int)below(6) : 0 };
+    P = (plan){ .insts = chance(1, 4)   ? 1
+                         : chance(2, 3) ? 2
+                                        : 3,
+                .ids = chance(3, 5)   ? 1
+                       : chance(2, 3) ? 2
+                                      : 3,
+                .clients = 1 + (int)below(3),
+                .ops = 2 + (int)below(7),
+                .shared_turns = chance(1, 2),
+                .unique = chance(2, 3),
+                .other_info = chance(1, 3),
+                .fenced = true,
+                .regrant = chance(1, 2),
+                .spurious = chance(1, 2),
+                .switch_mode = (int)below(5),
+                .fault_rate = rates[below(5)],
+                .focus = chance(1, 4) ? (int)below(OP_KINDS) : OP_KINDS,
+                .slow_rate = chance(1, 3) ? 30 : 0,
+                .crash_rate = chance(1, 3) ? 60 : 0,
+                .crashes = chance(1, 2) ? 1 + (int)below(2) : 0,
+                .pause_rate = chance(1, 3) ? 300 : 0,
+                .stall_rate = chance(1, 4) ? 200 : 0,
+                .idle_timeout = 2 + below(14),
+                .modes = chance(1, 5) ? 2 : 1,
+                .shutdown_of = -1,
+                .nemesis = chance(1, 2) ? (int)below(6) : 0 };
     P.unique |= !P.shared_turns; /* runtimes that share no turns share an engine in which a name stands for one thing */
     if (chance(1, 6)) { /* no guest enforces anything: then nobody may be held up for longer than the leases' margin */
         P.fenced = false;
@@ -562,9 +589,10 @@ void scenario_begin(uint64_t seed)
         W.leases[id].last_owner = -1;
     scenario_over = false;
     clients_left = probes_failed = 0;
-    TRACE("seed %llu: %d runtimes, %d ids, %d clients each, %d calls each; %s engine; idle limit %g s; faults 1/%u, focus %s",
-          (unsigned long long)seed, P.insts, P.ids, P.clients, P.ops, P.unique ? "unique-name" : "many-generations", P.idle_timeout,
-          P.fault_rate, P.focus == OP_KINDS ? "-" : op_names[P.focus]);
+    TRACE(
+        "seed %llu: %d runtimes, %d ids, %d clients each, %d calls each; %s engine; idle limit %g s; faults 1/%u, focus %s",
+        (unsigned long long)seed, P.insts, P.ids, P.clients, P.ops, P.unique ? "unique-name" : "many-generations",
+        P.idle_timeout, P.fault_rate, P.focus == OP_KINDS ? "-" : op_names[P.focus]);
     for (int i = 0; i < MAX_INST; i++) {
         inst *in = &insts[i];
         /* the instances' clocks continue where they were opened */

@@ -7,6 +7,7 @@
  *   check.c     what must hold, after every step
  *   scenario.c  who does what in one schedule: clients, trouble, recovery
  *   main.c      seeds, workers, the trace
+ *   mutants, mutate.lua   faults of the core that the schedules must find
  *
  * Nothing here may depend on anything but the seed: no time, no addresses that the loader chose, no environment.
  */
@@ -17,10 +18,9 @@
 
 enum { MAX_INST = 4, MAX_IDS = 3, MAX_GENS = 64, MAX_CLIENTS = 192, MAX_FIBERS = 64, MAX_LATE = 32 };
 
-#define MS (INT64_C(1000000))
+#define MS  (INT64_C(1000000))
 #define SEC (PDK_NS_PER_S)
-#define TTL 10      /* seconds; of every ownership lease here */
-#define STOP_LIMIT 4
+#define TTL 10 /* seconds; of every ownership lease here */
 
 /* ---- fibers.c ---- */
 typedef struct inst inst;
@@ -30,58 +30,59 @@ typedef struct fiber {
     fstate state;
     bool started, detached, signalled, timed_out;
     int id;
-    inst *in;                  /* NULL = the scenario's own */
+    inst *in; /* NULL = the scenario's own */
     char name[20];
     void *(*fn)(void *);
     void *arg;
-    pdk_mutex *mutex;          /* F_LOCK, F_COND */
-    pdk_cond *cond;            /* F_COND */
-    pdk_ns deadline;           /* F_COND, on the instance's monotonic clock */
-    pdk_ns wake;               /* F_SLEEP, world time */
-    struct fiber *target;      /* F_JOIN */
+    pdk_mutex *mutex;     /* F_LOCK, F_COND */
+    pdk_cond *cond;       /* F_COND */
+    pdk_ns deadline;      /* F_COND, on the instance's monotonic clock */
+    pdk_ns wake;          /* F_SLEEP, world time */
+    struct fiber *target; /* F_JOIN */
     pdk_mutex *held[8];
     int held_count;
     uint32_t priority;
-    const pdk_teardown *td;    /* the teardown that it is in */
+    const pdk_teardown *td; /* the teardown that it is in */
     pdk_ns td_since;
-    pdk_ns looked_at;          /* when it has asked the engine last what there is */
-    bool doom_refused;         /* in it: somebody has taken the sandbox, says its guest */
-    int created;               /* generation that the acquire under way has made, and not yet handed out or taken back; -1 */
-    bool del_live;             /* its `del` lease was live when its last request was answered */
-    pdk_ns call_start;         /* world time at which the client's call began */
+    pdk_ns looked_at;  /* when it has asked the engine last what there is */
+    bool doom_refused; /* in it: somebody has taken the sandbox, says its guest */
+    int created;       /* generation that the acquire under way has made, and not yet handed out or taken back; -1 */
+    bool del_live;     /* its `del` lease was live when its last request was answered */
+    pdk_ns call_start; /* world time at which the client's call began */
     unsigned char tls[256];
 } fiber;
 extern fiber fibers[MAX_FIBERS];
-extern fiber *me;              /* the one that runs; NULL = the driver */
-extern pdk_ns now;             /* world time */
+extern fiber *me;  /* the one that runs; NULL = the driver */
+extern pdk_ns now; /* world time */
 
 fiber *fiber_start(inst *in, const char *name, void *(*fn)(void *), void *arg);
 void fibers_init(void);
-void fibers_drop(const inst *in);      /* all of a crashed instance */
-void fibers_run(bool *until);          /* until *until, on the driver's stack */
-void point(void);                      /* a place where the scheduler may choose another fiber */
-void wait_for(pdk_ns duration);        /* of world time */
+void fibers_drop(const inst *in); /* all of a crashed instance */
+void fibers_run(bool *until);     /* until *until, on the driver's stack */
+void point(void);                 /* a place where the scheduler may choose another fiber */
+void wait_for(pdk_ns duration);   /* of world time */
 pdk_ns mono_of(const inst *in);
 uint64_t rnd(void);
-uint32_t below(uint32_t n);            /* 0 .. n-1 */
+uint32_t below(uint32_t n); /* 0 .. n-1 */
 bool chance(uint32_t num, uint32_t den);
 void seed_random(uint64_t seed);
 
 /* ---- world.c ---- */
-typedef struct gen {           /* one generation of a sandbox in the engine */
+typedef struct gen { /* one generation of a sandbox in the engine */
     bool present, healthy, ready, doomed, told_dead, self_died;
     int id;
-    int mode;                  /* what it was created for */
+    int mode;  /* what it was created for */
+    char user; /* and for whom */
     int64_t token, doom_expected, doom_token;
     pdk_ns fenced_at;
-    bool sticky;               /* stops are accepted and nothing happens */
+    bool sticky; /* stops are accepted and nothing happens */
     pdk_ns born;
 } gen;
 typedef struct client {
     int gen;
     int in;
     int64_t token;
-    bool own, given;           /* given = the core has got it */
+    bool own, given; /* given = the core has got it */
     int closed;
 } client;
 typedef struct lease {
@@ -89,36 +90,60 @@ typedef struct lease {
     int owner;
     int64_t token;
     pdk_ns until;
-    int last_owner;            /* who got the last token; -1 = unknown */
+    int last_owner; /* who got the last token; -1 = unknown */
     int64_t last_token;
 } lease;
-typedef struct grant {         /* what the store has told, or would have told, an instance */
+typedef struct grant { /* what the store has told, or would have told, an instance */
     bool there, del;
     int64_t token;
-    pdk_ns until, since;       /* since = without a gap, under this token */
+    pdk_ns until, since; /* since = without a gap, under this token */
 } grant;
 typedef struct record {
-    bool there, certain;       /* not certain: performed, but its answer was lost */
-    int id, gen;               /* gen -1 = unknown */
+    bool there, certain; /* not certain: performed, but its answer was lost */
+    int id, gen;         /* gen -1 = unknown */
     pdk_ns since;
 } record;
 
 typedef enum opkind {
-    OP_CREATE, OP_DESTROY, OP_INSPECT, OP_DISCOVER, OP_ALIVE, OP_READY, OP_LIST, OP_FINISH, OP_CONNECT, OP_FENCE, OP_DOOM, OP_EXEC,
-    OP_OPEN, OP_CLOSE_SESSION, OP_CLOSE, OP_TAKE, OP_CLAIM, OP_CLAIM_DESTROY, OP_RENEW, OP_RELEASE, OP_OWNER, OP_RECORD, OP_HAS,
-    OP_RETIRE, OP_RECORDS, OP_KINDS
+    OP_CREATE,
+    OP_DESTROY,
+    OP_INSPECT,
+    OP_DISCOVER,
+    OP_ALIVE,
+    OP_READY,
+    OP_LIST,
+    OP_FINISH,
+    OP_CONNECT,
+    OP_FENCE,
+    OP_DOOM,
+    OP_EXEC,
+    OP_OPEN,
+    OP_CLOSE_SESSION,
+    OP_CLOSE,
+    OP_TAKE,
+    OP_CLAIM,
+    OP_CLAIM_DESTROY,
+    OP_RENEW,
+    OP_RELEASE,
+    OP_OWNER,
+    OP_RECORD,
+    OP_HAS,
+    OP_RETIRE,
+    OP_RECORDS,
+    OP_KINDS
 } opkind;
 extern const char *const op_names[OP_KINDS];
-typedef struct op {            /* a request and its answer; complete in itself, so that the world may carry it out later */
+typedef struct op { /* a request and its answer; complete in itself, so that the world may carry it out later */
     opkind kind;
     int in;                    /* who asks */
     int id, gen, mode, client; /* gen -1 = none given */
+    char user;
     int64_t token, expected;
-    bool covered;              /* a stop: whoever asked held a live `del` lease then */
-    bool by_itself;            /* a stop that nobody has asked for */
+    bool covered;   /* a stop: whoever asked held a live `del` lease then */
+    bool by_itself; /* a stop that nobody has asked for */
     bool own;
     /* the answer */
-    int rc;                    /* 1, 0, -1 */
+    int rc; /* 1, 0, -1 */
     pdk_error_kind error;
     const char *reason;
     int64_t out_token;
@@ -126,7 +151,7 @@ typedef struct op {            /* a request and its answer; complete in itself, 
     pdk_renewal renewal;
     bool owner_del, killed;
     int owner;
-    uint64_t seen;             /* generations, a bit each */
+    uint64_t seen; /* generations, a bit each */
 } op;
 
 typedef struct world {
@@ -137,12 +162,15 @@ typedef struct world {
     lease leases[MAX_IDS];
     grant grants[MAX_INST][MAX_IDS];
     int64_t last_token;
-    pdk_ns wiped;              /* when the store lost its state last; 0 = never */
+    pdk_ns wiped; /* when the store lost its state last; 0 = never */
     record journal[MAX_GENS];
     int journal_count;
-    struct { pdk_ns at; op o; } late[MAX_LATE];
+    struct {
+        pdk_ns at;
+        op o;
+    } late[MAX_LATE];
     int late_count;
-    int turns[MAX_INST][8];    /* same machine: row 0 only. 0 = free, else 1 + fd */
+    int turns[MAX_INST][8]; /* same machine: row 0 only. 0 = free, else 1 + fd */
     int64_t turn_offsets[MAX_INST][8];
 } world;
 extern world W;
@@ -158,30 +186,30 @@ struct inst {
     pdk_runtime *rt;
     pdk_script *script;
     bool active, dead, closing, closed;
-    bool suspended;            /* with its machine, while it is paused: its monotonic clock stands still */
+    bool suspended; /* with its machine, while it is paused: its monotonic clock stands still */
     pdk_ns paused_until, mono_off, boot_off, wall_off;
-    pdk_ns last_use[MAX_IDS];  /* world time of the last use of an id through this instance */
+    pdk_ns last_use[MAX_IDS]; /* world time of the last use of an id through this instance */
 };
 extern inst insts[MAX_INST];
-typedef struct plan {          /* what the seed has chosen */
+typedef struct plan { /* what the seed has chosen */
     int insts, ids, clients, ops;
     bool shared_turns, unique, other_info, fenced, regrant;
     bool spurious;
-    int switch_mode;           /* 0..3: how eagerly fibers are switched; 4: priorities */
-    uint32_t fault_rate;       /* 1 in n requests; 0 = never */
-    int focus;                 /* an opkind that fails more often; OP_KINDS = none */
+    int switch_mode;                 /* 0..3: how eagerly fibers are switched; 4: priorities */
+    uint32_t fault_rate;             /* 1 in n requests; 0 = never */
+    int focus;                       /* an opkind that fails more often; OP_KINDS = none */
     uint32_t pause_rate, stall_rate; /* 1 in n points; 0 = never */
-    uint32_t slow_rate;        /* 1 in n requests takes very long */
-    uint32_t crash_rate;       /* 1 in n requests */
-    int crashes;               /* left */
-    bool healed;               /* trouble is over */
+    uint32_t slow_rate;              /* 1 in n requests takes very long */
+    uint32_t crash_rate;             /* 1 in n requests */
+    int crashes;                     /* left */
+    bool healed;                     /* trouble is over */
     double idle_timeout;
     int modes;
-    int shutdown_of;           /* instance that is shut down on the way; -1 */
-    int nemesis;               /* deeds of the trouble maker */
+    int shutdown_of; /* instance that is shut down on the way; -1 */
+    int nemesis;     /* deeds of the trouble maker */
 } plan;
 extern plan P;
-void scenario_boot(void);      /* on a fiber: opens the runtimes */
+void scenario_boot(void); /* on a fiber: opens the runtimes */
 void scenario_begin(uint64_t seed);
 extern bool scenario_over;
 void crash(inst *in, const char *why);
@@ -197,37 +225,43 @@ int id_number(const char *s);
 /* ---- check.c ---- */
 void violation(const char *fmt, ...) __attribute__((format(printf, 1, 2), noreturn));
 void check_step(void);
-void check_stop(op *o, bool issued);   /* when it is asked for, and when it takes effect */
+void check_stop(op *o, bool issued); /* when it is asked for, and when it takes effect */
 void check_claim(int in, int id);
 void check_io(const op *o);
 void check_exec(const op *o);
 void check_end(void);
-pdk_entry *peek(inst *in, int id);      /* NULL also while somebody is at work on the registry */
+pdk_entry *peek(inst *in, int id); /* NULL also while somebody is at work on the registry */
 
 /* ---- main.c ---- */
-typedef struct persist {       /* what outlives a schedule */
+typedef struct persist { /* what outlives a schedule */
     bool trace;
     uint64_t seed, steps, all_steps, switches;
     uint64_t done, acquired, executed, crashes, faults, stops, refused;
     char failure[400];
-    bool go_on;                /* collect failures */
-    bool digests;              /* print what each schedule comes to */
+    bool go_on;   /* collect failures */
+    bool digests; /* print what each schedule comes to */
     int kinds;
-    struct { char what[160]; uint64_t seed, count; } kind[64];
+    struct {
+        char what[160];
+        uint64_t seed, count;
+    } kind[64];
 } persist;
 extern persist *Z;
 void trace(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
-#define TRACE(...) do { if (Z->trace) trace(__VA_ARGS__); } while (0)
+#define TRACE(...) \
+    do { \
+        if (Z->trace) \
+            trace(__VA_ARGS__); \
+    } while (0)
 
 /* ---- arena.c ---- */
-#define ARENA_BASE ((char *)0x300000000000)
-#define ARENA_SIZE ((size_t)64 << 20)
+#define ARENA_BASE  ((char *)0x300000000000)
+#define ARENA_SIZE  ((size_t)64 << 20)
 #define STACKS_BASE ((char *)0x310000000000)
 #define STACK_BYTES ((size_t)512 << 10)
-extern bool in_core;           /* allocations belong to the schedule */
+extern bool in_core; /* allocations belong to the schedule */
 void arena_map(void);
 void snapshot_take(void);
 void snapshot_restore(void);
-size_t snapshot_bytes(void);
 
 #endif

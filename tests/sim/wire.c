@@ -72,7 +72,8 @@ static pdk_ns limit_of(const op *o)
 
 static void later(const op *o)
 {
-    if (of_store(o->kind) || of_journal(o->kind) || o->kind == OP_CONNECT || (o->kind == OP_CREATE && !P.unique) || W.late_count == MAX_LATE)
+    if (of_store(o->kind) || of_journal(o->kind) || o->kind == OP_CONNECT || (o->kind == OP_CREATE && !P.unique) ||
+        W.late_count == MAX_LATE)
         return;
     W.late[W.late_count].at = now + (pdk_ns)below(P.fenced ? 3 * TTL * 1000 : 400) * MS;
     W.late[W.late_count++].o = *o;
@@ -144,7 +145,8 @@ static void ask(op *o)
         if (chance(1, 2))
             later(o);
         no_answer(o, PDK_E_TIMEOUT, "deadline");
-    } else if (way == 1 || (way > 1 && o->kind == OP_CREATE && !P.unique)) { /* an engine of this machine undoes what fails */
+    } else if (way == 1 ||
+               (way > 1 && o->kind == OP_CREATE && !P.unique)) { /* an engine of this machine undoes what fails */
         no_answer(o, PDK_E_BACKEND_ERROR, o->kind == OP_EXEC || o->kind == OP_OPEN ? "connect" : "refused");
     } else if (way == 2) {
         later(o);
@@ -208,7 +210,7 @@ static void push_info(lua_State *L, int g)
     lua_pushvalue(L, -1);
     lua_setfield(L, -3, "sandbox_id");
     lua_createtable(L, 0, 2);
-    lua_pushliteral(L, "u");
+    lua_pushlstring(L, &s->user, 1);
     lua_setfield(L, -2, "user");
     lua_insert(L, -2);
     lua_setfield(L, -2, "thread");
@@ -260,15 +262,20 @@ static void read_arguments(lua_State *L, op *o)
         lua_getfield(L, -1, "require");
         lua_getfield(L, -1, "mode");
         o->mode = (int)lua_tointeger(L, -1);
+        lua_getfield(L, 2, "identity");
+        lua_getfield(L, -1, "user");
+        o->user = lua_tostring(L, -1)[0];
         break;
-    case OP_INSPECT: case OP_FINISH:
+    case OP_INSPECT:
+    case OP_FINISH:
         o->id = id_number(lua_tostring(L, 2));
         o->gen = field_gen(L, 3);
         break;
-    case OP_DISCOVER:
-        o->id = id_number(lua_tostring(L, 2));
-        break;
-    case OP_DESTROY: case OP_ALIVE: case OP_READY: case OP_CONNECT:
+    case OP_DISCOVER: o->id = id_number(lua_tostring(L, 2)); break;
+    case OP_DESTROY:
+    case OP_ALIVE:
+    case OP_READY:
+    case OP_CONNECT:
         o->id = field_id(L, 2);
         o->gen = field_gen(L, 2);
         if (o->kind == OP_CONNECT) {
@@ -278,7 +285,12 @@ static void read_arguments(lua_State *L, op *o)
             o->own = lua_toboolean(L, -1);
         }
         break;
-    case OP_FENCE: case OP_DOOM: case OP_EXEC: case OP_OPEN: case OP_CLOSE_SESSION: case OP_CLOSE:
+    case OP_FENCE:
+    case OP_DOOM:
+    case OP_EXEC:
+    case OP_OPEN:
+    case OP_CLOSE_SESSION:
+    case OP_CLOSE:
         lua_getfield(L, 1, "client");
         o->client = (int)lua_tointeger(L, -1);
         o->gen = W.clients[o->client].gen;
@@ -291,8 +303,7 @@ static void read_arguments(lua_State *L, op *o)
             o->token = token_field(L, 3);
         }
         break;
-    default:
-        break;
+    default: break;
     }
     if (o->kind != OP_LIST && (o->id < 0 || o->id >= MAX_IDS))
         violation("%s is asked about an id that no identity has", op_names[o->kind]);
@@ -320,15 +331,16 @@ static void push_client(lua_State *L, const op *o)
 static int push_answer(lua_State *L, const op *o)
 {
     switch (o->kind) {
-    case OP_CREATE: case OP_INSPECT: case OP_DISCOVER:
+    case OP_CREATE:
+    case OP_INSPECT:
+    case OP_DISCOVER:
         if (o->rc == 1)
             push_info(L, o->out_gen);
         else
             lua_pushnil(L);
         return 1;
-    case OP_ALIVE: case OP_READY:
-        lua_pushboolean(L, o->rc);
-        return 1;
+    case OP_ALIVE:
+    case OP_READY: lua_pushboolean(L, o->rc); return 1;
     case OP_LIST:
         lua_newtable(L);
         for (int g = 0, n = 0; g < MAX_GENS; g++)
@@ -337,9 +349,7 @@ static int push_answer(lua_State *L, const op *o)
                 lua_rawseti(L, -2, ++n);
             }
         return 1;
-    case OP_CONNECT:
-        push_client(L, o);
-        return 1;
+    case OP_CONNECT: push_client(L, o); return 1;
     case OP_EXEC:
         lua_createtable(L, 0, 4);
         lua_pushstring(L, o->killed ? "cancelled" : "completed");
@@ -347,16 +357,20 @@ static int push_answer(lua_State *L, const op *o)
         lua_pushinteger(L, o->killed ? 137 : 0);
         lua_setfield(L, -2, "exit_code");
         return 1;
-    default:
-        return 0;
+    default: return 0;
     }
 }
 
 /* upvalues: the instance's number, the kind of request */
 static int call(lua_State *L)
 {
-    op o = { .kind = (opkind)lua_tointeger(L, lua_upvalueindex(2)), .in = (int)lua_tointeger(L, lua_upvalueindex(1)), .id = -1,
-             .gen = -1, .client = -1, .out_gen = -1, .reason = "" };
+    op o = { .kind = (opkind)lua_tointeger(L, lua_upvalueindex(2)),
+             .in = (int)lua_tointeger(L, lua_upvalueindex(1)),
+             .id = -1,
+             .gen = -1,
+             .client = -1,
+             .out_gen = -1,
+             .reason = "" };
     read_arguments(L, &o);
     if (o.kind == OP_CLOSE && ++W.clients[o.client].closed > 1)
         violation("client %d (of g%d) is closed twice", o.client, W.clients[o.client].gen);
@@ -392,7 +406,9 @@ void wire_table(lua_State *L, inst *in)
 
 static op store_op(opkind kind, void *self, const char *id)
 {
-    return (op){ .kind = kind, .in = ((inst *)self)->index, .id = id_number(id), .gen = -1, .client = -1, .out_gen = -1, .reason = "" };
+    return (op){
+        .kind = kind, .in = ((inst *)self)->index, .id = id_number(id), .gen = -1, .client = -1, .out_gen = -1, .reason = ""
+    };
 }
 
 static int store_ask(op *o, pdk_error *err)
@@ -455,8 +471,14 @@ static void free_nothing(void *self)
 
 pdk_lease *wire_lease(inst *in)
 {
-    static const pdk_lease_ops ops = { .type = "simulated", .take = take, .claim = claim, .claim_for_destroy = claim_for_destroy,
-                                       .renew = renew, .release = release, .owner_of = owner_of, .free = free_nothing };
+    static const pdk_lease_ops ops = { .type = "simulated",
+                                       .take = take,
+                                       .claim = claim,
+                                       .claim_for_destroy = claim_for_destroy,
+                                       .renew = renew,
+                                       .release = release,
+                                       .owner_of = owner_of,
+                                       .free = free_nothing };
     return pdk_lease_new(&ops, in, NULL);
 }
 
@@ -507,7 +529,8 @@ static int list_records(void *self, pdk_pack *out, pdk_error *err)
 
 pdk_journal *wire_journal(inst *in)
 {
-    static const pdk_journal_ops ops = { .type = "simulated", .record = record_it, .has = has, .retire = retire, .list = list_records,
-                                         .free = free_nothing };
+    static const pdk_journal_ops ops = {
+        .type = "simulated", .record = record_it, .has = has, .retire = retire, .list = list_records, .free = free_nothing
+    };
     return pdk_journal_new(&ops, in, NULL);
 }

@@ -8,9 +8,9 @@
 world W;
 
 const char *const op_names[OP_KINDS] = {
-    "create", "destroy", "inspect", "discover", "alive", "ready", "list", "finish", "connect", "fence", "doom", "exec", "open_session",
-    "close_session", "close", "take", "claim", "claim_for_destroy", "renew", "release", "owner", "record", "has", "retire",
-    "records",
+    "create", "destroy", "inspect", "discover",     "alive",         "ready",  "list",    "finish", "connect",
+    "fence",  "doom",    "exec",    "open_session", "close_session", "close",  "take",    "claim",  "claim_for_destroy",
+    "renew",  "release", "owner",   "record",       "has",           "retire", "records",
 };
 
 static void fail(op *o, pdk_error_kind kind, const char *reason)
@@ -42,8 +42,14 @@ static void engine_create(op *o)
         return;
     }
     o->out_gen = W.gen_count++;
-    W.gens[o->out_gen] = (gen){ .present = true, .healthy = true, .ready = P.healed || !chance(1, 12), .id = o->id, .mode = o->mode,
-                                .sticky = !P.healed && chance(1, 25), .born = now };
+    W.gens[o->out_gen] = (gen){ .present = true,
+                                .healthy = true,
+                                .ready = P.healed || !chance(1, 12),
+                                .id = o->id,
+                                .mode = o->mode,
+                                .user = o->user,
+                                .sticky = !P.healed && chance(1, 25),
+                                .born = now };
     o->rc = 1;
 }
 
@@ -256,7 +262,8 @@ static void journal_retire(op *o)
             continue;
         int g = r->gen;
         bool held_up = o->gen < 0 && me != NULL && me->td != NULL && me->del_live && r->since >= me->td_since;
-        if (g >= 0 && W.gens[g].present && !held_up) /* held up since its lease was seen to be good: no check here can help */
+        if (g >= 0 && W.gens[g].present &&
+            !held_up) /* held up since its lease was seen to be good: no check here can help */
             violation("the record of g%d is retired while g%d runs", g, g);
         r->there = false;
     }
@@ -299,9 +306,12 @@ void perform(op *o)
         break;
     case OP_FENCE: guest_fence(o); break;
     case OP_DOOM: guest_doom(o); break;
-    case OP_EXEC: case OP_OPEN: case OP_CLOSE_SESSION: guest_exec(o); break;
+    case OP_EXEC:
+    case OP_OPEN:
+    case OP_CLOSE_SESSION: guest_exec(o); break;
     case OP_CLOSE: o->rc = 1; break;
-    case OP_TAKE: case OP_CLAIM: store_set(o, false); break;
+    case OP_TAKE:
+    case OP_CLAIM: store_set(o, false); break;
     case OP_CLAIM_DESTROY: store_set(o, true); break;
     case OP_RENEW: store_renew(o); break;
     case OP_RELEASE: store_release(o); break;
