@@ -190,6 +190,20 @@ static bool has_lost_it(int i, const pdk_entry *e)
            W.gens[gen_of(e)].token == e->token;
 }
 
+/* What comes before a stop: doom, or a record when the guest did not answer; and it is still tracked meanwhile. */
+static void check_order(const op *o, const gen *g)
+{
+    const char *name = insts[o->in].name;
+    const pdk_teardown *td = me->td;
+    if (P.fenced && !g->doomed && !me->doom_tried)
+        violation("%s asks for the stop of g%d, whose guest was not asked", name, o->gen);
+    if (P.fenced && !g->doomed && !journaled(o->gen))
+        violation("%s asks for the stop of g%d, which is neither doomed nor recorded", name, o->gen);
+    const pdk_entry *e = peek(&insts[o->in], o->id);
+    if (td != NULL && pdk_view_is_nil(td->info) && !td->retire && (e == NULL || gen_of(e) != o->gen) && quiet(&insts[o->in]))
+        violation("%s asks for the stop of g%d, which it tracks no longer", name, o->gen);
+}
+
 void check_stop(op *o, bool issued)
 {
     const lease *l = &W.leases[o->id];
@@ -207,6 +221,8 @@ void check_stop(op *o, bool issued)
                 violation("%s stops g%d as idle after %.1f s, its limit is %.1f s", insts[o->in].name, o->gen,
                           (double)idle / 1e9, P.idle_timeout);
         }
+        if (g->present)
+            check_order(o, g);
         if (me->doom_refused && g->present)
             violation("%s asks for the stop of g%d, whose guest has refused the doom", insts[o->in].name, o->gen);
         if (me->td != NULL && me->td->dirty && g->present && !journaled(o->gen))
@@ -230,6 +246,12 @@ void check_stop(op *o, bool issued)
     }
 }
 
+/* Somebody has fenced it since the running fiber has looked at it, a moment ago. */
+static bool just_missed(int g)
+{
+    return me == NULL || (me->looked_at != 0 && now - me->looked_at < 2 * TTL * SEC && W.gens[g].fenced_at > me->looked_at);
+}
+
 /* An instance is given the id for itself: nobody may hold the sandbox who has had no time to renew what the store has lost. */
 void check_claim(int in, int id)
 {
@@ -238,7 +260,7 @@ void check_claim(int in, int id)
         int g = e == NULL ? -1 : gen_of(e);
         if (g < 0 || !P.fenced || !W.gens[g].present || W.gens[g].doomed || !held_by(&insts[i], id, g))
             continue;
-        if (has_lost_it(i, e) && (me == NULL || W.gens[g].fenced_at <= me->looked_at))
+        if (has_lost_it(i, e) && !just_missed(g))
             violation("%s claims %c, %s holds g%d and had no time to renew", insts[in].name, 'a' + id, insts[i].name, g);
     }
 }

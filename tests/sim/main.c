@@ -93,7 +93,7 @@ pdk_teardown_result __wrap_pdk_fence_teardown(pdk_runtime *rt, pdk_teardown *td,
     const pdk_teardown *outer = me->td;
     me->td = td;
     me->td_since = now;
-    me->doom_refused = false;
+    me->doom_tried = me->doom_refused = false;
     if (generation_number(pdk_info_str(td->info, "generation")) == me->created)
         me->created = -1;
     TRACE("  teardown of %s (%s)", td->id, td->reason);

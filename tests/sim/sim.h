@@ -45,6 +45,7 @@ typedef struct fiber {
     const pdk_teardown *td; /* the teardown that it is in */
     pdk_ns td_since;
     pdk_ns looked_at;  /* when it has asked the engine last what there is */
+    bool doom_tried;   /* in it */
     bool doom_refused; /* in it: somebody has taken the sandbox, says its guest */
     int created;       /* generation that the acquire under way has made, and not yet handed out or taken back; -1 */
     bool del_live;     /* its `del` lease was live when its last request was answered */

@@ -139,6 +139,8 @@ static void ask(op *o)
     if (o->kind == OP_DESTROY)
         check_stop(o, true);
     perhaps_crash(o, "before");
+    if (o->kind == OP_DOOM || (o->kind == OP_CONNECT && !o->own))
+        me->doom_tried = true;
     bool fault = faulty(o);
     uint32_t way = fault ? below(4) : 0;
     if (!wait_until_limit(delay(), limit)) {
