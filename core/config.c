@@ -136,7 +136,7 @@ void pdk_state_dir_sweep(pdk_runtime *rt)
         if (fd < 0 || pdk_lock_range(fd, F_WRLCK, 0, 1, &ignored) != 1)
             continue;
         snprintf(id, sizeof id, "%.*s", (int)(len - 5), one->d_name);
-        if (pdk_lease_owner_gone(rt->lease, id, &ignored) < 0) /* the record goes on saying so */
+        if (pdk_lease_owner_gone(rt->lease, id, rt->stops_at_once, &ignored) < 0) /* the record goes on saying so */
             pdk_emit(rt, PDK_WARN, "dead_owner_kept", NULL, NULL, id, &ignored);
         else
             unlinkat(dirfd(dir), one->d_name, 0);

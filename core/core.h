@@ -34,6 +34,7 @@ struct pdk_runtime {
     pdk_policies *policies;
     pdk_iface *backend;
     bool fenced;            /* the backend's sandboxes check tokens themselves */
+    bool stops_at_once;     /* a stop that the backend was asked for has acted, or never will, once the asker is dead */
     char backend_name[40];
     pdk_pack policy_base;   /* the runtime's own image, environment, limits, network for requirements */
     pdk_lease *lease;

@@ -61,9 +61,9 @@ int pdk_lease_owner_of(pdk_lease *l, const char *id, pdk_lease_owner *out, pdk_e
     memset(out, 0, sizeof *out);
     return l->ops->owner_of(l->self, id, out, err);
 }
-int pdk_lease_owner_gone(pdk_lease *l, const char *runtime_id, pdk_error *err)
+int pdk_lease_owner_gone(pdk_lease *l, const char *runtime_id, bool del_too, pdk_error *err)
 {
-    return l->ops->owner_gone != NULL ? l->ops->owner_gone(l->self, runtime_id, err) : 0;
+    return l->ops->owner_gone != NULL ? l->ops->owner_gone(l->self, runtime_id, del_too, err) : 0;
 }
 int pdk_lease_close(pdk_lease *l, pdk_error *err)
 {

@@ -31,7 +31,7 @@ typedef struct pdk_lease_ops {
     int (*renew)(void *self, const char *id, pdk_renewal *out, pdk_error *err);
     int (*release)(void *self, const char *id, pdk_error *err);
     int (*owner_of)(void *self, const char *id, pdk_lease_owner *out, pdk_error *err);
-    int (*owner_gone)(void *self, const char *runtime_id, pdk_error *err); /* or NULL */
+    int (*owner_gone)(void *self, const char *runtime_id, bool del_too, pdk_error *err); /* or NULL */
     int (*close)(void *self, pdk_error *err); /* or NULL */
     void (*free)(void *self);
 } pdk_lease_ops;
@@ -71,9 +71,9 @@ int pdk_lease_claim_for_destroy(pdk_lease *l, const char *id, int64_t floor, int
 int pdk_lease_renew(pdk_lease *l, const char *id, pdk_renewal *out, pdk_error *err); /* 0 or -1 */
 int pdk_lease_release(pdk_lease *l, const char *id, pdk_error *err);                 /* only an own one; 0 or -1 */
 int pdk_lease_owner_of(pdk_lease *l, const char *id, pdk_lease_owner *out, pdk_error *err); /* 1, 0 = nobody, -1 */
-/* That runtime has died, says the kernel: its `own` leases end now, before their TTL. Its `del` ones go on: what it has asked an
- * engine to stop may still be stopping. Stores of several machines, where nobody can tell, leave all to the TTL. */
-int pdk_lease_owner_gone(pdk_lease *l, const char *runtime_id, pdk_error *err);
+/* That runtime has died, says the kernel: its `own` leases end now, before their TTL. Its `del` ones go on, as what it has asked an
+ * engine to stop may still be stopping, unless `del_too`. Stores of several machines, where nobody can tell, leave all to the TTL. */
+int pdk_lease_owner_gone(pdk_lease *l, const char *runtime_id, bool del_too, pdk_error *err);
 const char *pdk_lease_type(const pdk_lease *l);
 
 /* For stores: a token larger than *last (which becomes it), than `floor`, and not below the wall clock in microseconds. -1: the

@@ -154,13 +154,13 @@ static int file_owner_of(void *self, const char *id, pdk_lease_owner *out, pdk_e
     return leave(&v, v.live);
 }
 
-static int file_owner_gone(void *self, const char *runtime_id, pdk_error *err)
+static int file_owner_gone(void *self, const char *runtime_id, bool del_too, pdk_error *err)
 {
     store *s = self;
     if (pdk_slots_enter(s->slots, err) < 0)
         return -1;
     pdk_ns now = pdk_clock_is_manual(s->clock) ? pdk_clock_now(s->clock) : pdk_now_boottime();
-    int rc = pdk_slots_end_owner(s->slots, runtime_id, now, err);
+    int rc = pdk_slots_end_owner(s->slots, runtime_id, del_too, now, err);
     pdk_slots_leave(s->slots);
     return rc < 0 ? -1 : 0;
 }

@@ -499,14 +499,14 @@ int pdk_slots_put(pdk_slots *s, const pdk_slot *slot, pdk_ns now, pdk_error *err
 
 /* ---- open, close ---- */
 
-int pdk_slots_end_owner(pdk_slots *s, const char *owner, pdk_ns now, pdk_error *err)
+int pdk_slots_end_owner(pdk_slots *s, const char *owner, bool del_too, pdk_ns now, pdk_error *err)
 {
     int ended = 0;
     for (uint64_t i = 0; i < s->head.slots; i++) {
         pdk_slot slot;
         if (read_slots(s, &slot, i, 1, err) < 0)
             return -1;
-        if (slot.state != PDK_SLOT_OWN || strcmp(slot.owner, owner) != 0)
+        if (strcmp(slot.owner, owner) != 0 || (slot.state != PDK_SLOT_OWN && !(del_too && slot.state == PDK_SLOT_DEL)))
             continue;
         s->at = i;
         s->was = slot;

@@ -46,7 +46,8 @@ int pdk_slots_find(pdk_slots *s, const unsigned char key[PDK_SLOT_KEY], pdk_slot
 int pdk_slots_mint(pdk_slots *s, int64_t floor, int64_t *token, pdk_error *err);
 /* Writes what was found last. `now`: of the leases' clock, for what may be forgotten when the table is full. */
 int pdk_slots_put(pdk_slots *s, const pdk_slot *slot, pdk_ns now, pdk_error *err);
-/* Frees every slot of that owner that is in state OWN: it ended at `now`. How many, or -1. Only when nobody can be that owner. */
-int pdk_slots_end_owner(pdk_slots *s, const char *owner, pdk_ns now, pdk_error *err);
+/* Frees every slot of that owner that is in state OWN, or also in state DEL: it ended at `now`. How many, or -1. Only when nobody can
+ * be that owner. */
+int pdk_slots_end_owner(pdk_slots *s, const char *owner, bool del_too, pdk_ns now, pdk_error *err);
 
 #endif

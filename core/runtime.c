@@ -217,6 +217,7 @@ static int check_backend(pdk_runtime *rt, pdk_error *err)
     const char *name = pdk_view_str(pdk_iface_field(rt->backend, "name"), NULL);
     snprintf(rt->backend_name, sizeof rt->backend_name, "%s", name != NULL ? name : "custom");
     rt->fenced = pdk_view_bool(pdk_view_get(pdk_iface_field(rt->backend, "capabilities"), "fenced"), false);
+    rt->stops_at_once = pdk_view_bool(pdk_view_get(pdk_iface_field(rt->backend, "capabilities"), "stops_at_once"), false);
     return 0;
 }
 

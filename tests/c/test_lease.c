@@ -601,9 +601,12 @@ TEST("file: an owner that has died leaves its `own` leases at once, its `del` on
     int64_t token = claim(dead, "x", 0);
     CHECK(token > 0 && destroy(dead, "y", 0) > 0 && claim(a, "z", 0) > 0);
     CHECK_INT(claim(b, "x", 0), 0);
-    CHECK_INT(pdk_lease_owner_gone(b, "dead", &err), 0);
+    CHECK_INT(pdk_lease_owner_gone(b, "dead", false, &err), 0);
     CHECK(claim(b, "x", 0) > token);
     CHECK_INT(claim(b, "y", 0), 0);
+    CHECK_INT(claim(b, "z", 0), 0);
+    CHECK_INT(pdk_lease_owner_gone(b, "dead", true, &err), 0); /* where a stop cannot outlive its caller */
+    CHECK(claim(b, "y", 0) > token);
     CHECK_INT(claim(b, "z", 0), 0);
     CHECK_INT(renew(dead, "x"), PDK_LOST);
     pdk_lease_free(dead);

@@ -81,21 +81,31 @@ end
 ---@field groups string[]             the groups' paths
 ---@field events userdata?            a descriptor of the memory group's events
 ---@field rlimits table<string, integer>
+---@field again table<string, function[]>  what makes a group anew
 local Limits = {}
 Limits.__index = Limits
 
---- Sets one limit in a group; false where the group or its files are not there.
-function Limits:_place(found, generation, limit, value)
+--- Writes one limit's files in its group, which is made when it is not there; the group's path, or nil where they are not.
+local function place(found, generation, limit, value)
   local files = found.version and FILES[found.version][limit]
   local base = files and base_of(found, files.controller)
   local group = base and ("%s/%s"):format(base, generation)
-  if not group or not exists_or_made(group) then return false end
-  if self.groups[#self.groups] ~= group then self.groups[#self.groups + 1] = group end
+  if not group or not exists_or_made(group) then return nil, group end
   for _, file in ipairs(files) do
     if not proc.put(group .. "/" .. file[1], file[2]:format(value_of(limit, value))) and not file.optional then
-      return false
+      return nil, group
     end
   end
+  return group, group
+end
+
+--- Sets one limit; false where the group or its files are not there.
+function Limits:_place(found, generation, limit, value)
+  local placed, group = place(found, generation, limit, value)
+  if group and self.groups[#self.groups] ~= group then self.groups[#self.groups + 1] = group end
+  if not placed then return false end
+  self.again[group] = self.again[group] or {}
+  table.insert(self.again[group], function() return place(found, generation, limit, value) end)
   if limit == "memory" then
     self.events = proc.open(group .. "/" .. FILES[found.version].events, "r")
   end
@@ -108,7 +118,7 @@ end
 ---@param wanted table?      { memory =, cpus =, pids = }
 ---@return paddock.ProcessLimits
 function M.prepare(found, generation, wanted)
-  local self = setmetatable({ hold = {}, groups = {}, rlimits = {} }, Limits)
+  local self = setmetatable({ hold = {}, groups = {}, rlimits = {}, again = {} }, Limits)
   wanted = wanted or {}
   for _, limit in ipairs { "memory", "cpus", "pids" } do
     self.hold[limit] = wanted[limit] ~= nil and self:_place(found, generation, limit, wanted[limit]) and found.version or "none"
@@ -122,14 +132,26 @@ function M.prepare(found, generation, wanted)
   return self
 end
 
+--- Puts the guest into one group. An empty group may be swept away by anybody who tidies up, whatever its age says (the wall
+--- clock may have been set): it is made anew then.
+function Limits:_enter(group, pid)
+  local done, message, code
+  for try = 1, 5 do
+    done, message, code = proc.put(group .. "/cgroup.procs", tostring(pid))
+    if done or (code ~= "ENOENT" and code ~= "ENODEV") or try == 5 then break end
+    for _, make in ipairs(self.again[group] or {}) do make() end
+  end
+  return not done and ("cannot put it into %s: %s"):format(group, message) or nil
+end
+
 --- Puts the guest under its limits, before it has started anything. Returns a message when that failed.
 ---@param pid integer
 ---@param has_rlimits boolean   it was started with its resource limits
 ---@return string?
 function Limits:apply(pid, has_rlimits)
   for _, group in ipairs(self.groups) do
-    local done, message = proc.put(group .. "/cgroup.procs", tostring(pid))
-    if not done then return ("cannot put it into %s: %s"):format(group, message) end
+    local failed = self:_enter(group, pid)
+    if failed then return failed end
   end
   if has_rlimits then return nil end
   local done, message = proc.prlimit(pid, self.rlimits)
