@@ -299,7 +299,6 @@ static int open_stores(pdk_runtime *rt, const pdk_open_spec *spec, pdk_error *er
         rt->journal = memory ? pdk_journal_memory(err) : open_journal(rt, err);
     if (rt->lease == NULL || rt->journal == NULL)
         return -1;
-    pdk_state_dir_sweep(rt);
     if (strcmp(pdk_lease_type(rt->lease), "memory") == 0 && pdk_state_dir_shared(rt))
         pdk_emit(rt, PDK_WARN, "ownership_in_memory", NULL, NULL, "another runtime uses this state directory, and leases in memory "
                  "do not keep the two apart: give both ownership = { type = \"file\" }", NULL);
@@ -319,6 +318,7 @@ static int open_parts(pdk_runtime *rt, const pdk_open_spec *spec, pdk_error *err
     rt->policies = pdk_policies_new(rt->script, rt->clock, rt->log, pdk_view_get(o, "policies"), pdk_view_get(o, "policy_config"), err);
     if (rt->policies == NULL || open_backend(rt, err) < 0)
         return -1;
+    pdk_state_dir_sweep(rt); /* what a dead runtime's leases still stand for depends on the backend */
     rt->next_renew = pdk_after(pdk_clock_now(rt->clock), pdk_seconds(rt->config.renew_interval));
     if (pdk_view_bool(pdk_view_get(o, "signals"), false) && pdk_signals_add(rt, rt->config.threads, err) < 0)
         return -1;

@@ -116,6 +116,18 @@ describe("a process sandbox", function()
     assert.equal("", left)
   end)
 
+  live("whose command was interrupted twice is nobody's, also when its teardown had begun [B178, B181]", function()
+    if select(2, sh("command -v paddock")) ~= 0 then return pending("the program paddock is not built") end
+    for i = 1, 24 do
+      sh(("env XDG_STATE_HOME=%s paddock exec -n --user u --thread t%d -- sleep 1 < /dev/null > /dev/null 2>&1 & p=$!; "
+        .. "sleep %.3f; kill -TERM $p; sleep %.4f; kill -TERM $p 2> /dev/null; wait $p")
+        :format(state, i, 0.06 + 0.003 * i, 0.0025 * (i % 8)))
+      local said, status = sh(("XDG_STATE_HOME=%s paddock destroy --all 2>&1"):format(state))
+      assert.equal(0, status, said)
+    end
+    assert.equal("[]", (sh(("XDG_STATE_HOME=%s paddock ps --json"):format(state)):gsub("%s", "")))
+  end)
+
   live("cannot limit its own pid 1 [B056]", function()
     local rt = open()
     local box = rt:acquire { user = "alice", thread = "t" }
