@@ -114,13 +114,18 @@ lint:  ## luacheck, and clang with its lock analysis
 	$(Q)for f in core/guest/*.c; do clang $(GUEST_CFLAGS) $(CLANG_LESS) -fsyntax-only $$f || exit 1; done
 
 fmt:  ## clang-format on the C code
-	$(Q)clang-format -i core/*.[ch] core/guest/*.[ch] $(wildcard tests/c/*.[ch] examples/*.c)
+	$(Q)clang-format -i core/*.[ch] core/guest/*.[ch] $(wildcard tests/c/*.[ch] tests/bench/*.c examples/*.c)
 
 soak:  ## three processes, real sandboxes, kills, stops and full disks, a minute per store; SECONDS=n STORE=file|redis SEED=n KEEP=1
 	@$(MAKE) build
 	@. $(OUT)/env.sh && PATH="$(CURDIR)/build/bin:$$PATH" MODE=$(MODE) LUA=$(or $(RUNLUA),$(LUA)) \
 	   $(or $(RUNLUA),$(LUA)) tests/live/soak.lua $(if $(SECONDS),--seconds $(SECONDS)) $(if $(STORE),--store $(STORE)) \
 	   $(if $(SEED),--seed $(SEED)) $(if $(KEEP),--keep)
+
+bench:  ## the measurements: the core alone, then real sandboxes beside bwrap and a bare spawn; SCENARIO=name CORE=part ARGS=--json
+	@$(MAKE) build $(B)/bench
+	@$(B)/bench $(filter --json,$(ARGS)) $(CORE)
+	@. $(OUT)/env.sh && $(OUT)/bin/paddock bench $(ARGS) $(SCENARIO)
 
 contract:  ## the rows of tests/CONTRACT.md that no test names in brackets
 	@sh tests/run --contract
@@ -145,7 +150,7 @@ install-lua: build
 clean:  ## remove build/
 	$(Q)rm -rf build
 
-.PHONY: help deps deps-build deps-test build demo run test soak asan tsan valgrind lint fmt contract install install-lua clean tests-c \
+.PHONY: help deps deps-build deps-test build demo run test soak asan tsan valgrind bench lint fmt contract install install-lua clean tests-c \
         examples FORCE
 
 # ---- files -------------------------------------------------------------------------------------------------
@@ -229,6 +234,11 @@ $(B)/tests/test_%: $(B)/tests/c/test_%.o $(STATIC)
 	@mkdir -p $(@D)
 	$(Q)$(CC) -o $@ $^ $(LDFLAGS_ALL) $(LIBS) -lhttp_parser -ljansson
 
+$(B)/bench: $(B)/tests/bench/core.o $(STATIC)
+	$(call say,link )
+	@mkdir -p $(@D)
+	$(Q)$(CC) -o $@ $^ $(LDFLAGS_ALL) $(LIBS)
+
 # As a user would: with the public header and the shared library alone.
 examples: $(HOST_BIN)
 $(OUT)/examples/%: examples/%.c core/paddock.h $(SHARED) $(B)/flags
@@ -247,4 +257,4 @@ $(OUT)/lib/pkgconfig/paddock.pc: core/paddock.pc.in core/paddock.h Makefile
 include tests/sim/sim.mk
 
 .SECONDARY:
--include $(CORE_OBJ:.o=.d) $(B)/tests/support/lua.d $(MAIN_OBJ:.o=.d) $(GUEST_OBJ:.o=.d) $(TEST_SRC:%.c=$(B)/%.d)
+-include $(CORE_OBJ:.o=.d) $(B)/tests/support/lua.d $(MAIN_OBJ:.o=.d) $(GUEST_OBJ:.o=.d) $(TEST_SRC:%.c=$(B)/%.d) $(B)/tests/bench/core.d

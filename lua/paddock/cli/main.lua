@@ -4,7 +4,7 @@ local args = require "paddock.cli.args"
 local native = require "paddock.cli.native"
 local status = require "paddock.cli.status"
 
-local NAMES = { "exec", "repl", "ps", "destroy", "gc", "quarantine", "policy", "doctor", "version" }
+local NAMES = { "exec", "repl", "ps", "destroy", "gc", "quarantine", "policy", "doctor", "bench", "version" }
 
 local VERSION = {
   name = "version", usage = "version", summary = "Prints the version.", options = {},
