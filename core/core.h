@@ -146,6 +146,40 @@ pdk_teardown_result pdk_fence_teardown(pdk_runtime *rt, pdk_teardown *td, pdk_er
 /* After PDK_TD_REPLACED: what was to be stopped again is gone, and the tracked entry with it. `incarnation` 0 = whichever. */
 void pdk_fence_forget_replaced(pdk_runtime *rt, const char *id, uint64_t incarnation);
 
+/* ---- acquire.c: an acquire that takes no thread while it waits ---- */
+typedef struct pdk_acquiring pdk_acquiring;
+typedef struct pdk_acquire_calls { /* what its owner wants to be asked and told; `ctx` is handed to each */
+    /* Its turn has come, or there is nothing to wait for any longer: step it. Once per wait; under the serializer's lock, on any
+     * thread: it may only enqueue. */
+    void (*granted)(void *ctx);
+    /* NULL, or: asked once, when the sandbox is at hand and before any turn is given back. true = from here on it is the caller's
+     * and can be cancelled no more; false = it was cancelled: it is released for its holder. No lock is held. */
+    bool (*keep)(void *ctx);
+    void *ctx;
+} pdk_acquire_calls;
+/* Checks and copies what is asked for. Never blocks, asks no policy, takes no turn. `spec->timeout` is checked and nothing else:
+ * the deadline is its owner's, who cancels. `cancelled` (NULL = cannot be) is looked at between steps and lives as long as this.
+ * NULL: invalid_argument, no_memory, closed. */
+pdk_acquiring *pdk_acquire_begin(pdk_runtime *rt, const pdk_acquire_spec *spec, atomic_bool *cancelled,
+                                 const pdk_acquire_calls *calls, pdk_error *err);
+/* Asks for the identity's turn; once, before the first step. 1 = step it, on a thread that may block; 0 = it waits: `granted`
+ * will be called, also before this returns; -1 = closed, no_memory. Never blocks. */
+int pdk_acquire_ask(pdk_acquiring *a, pdk_error *err);
+/* Does what can be done now; blocks, and calls the engine, stores and policies, under no limit: what has started is drained.
+ * 1 = *out is the caller's; -1 = failed, or cancelled: what was left to do for that is done; 0 = waits: step again when `granted`
+ * was called. After 1 and -1 all turns are given back. One thread at a time. */
+int pdk_acquire_step(pdk_acquiring *a, pdk_box **out, pdk_error *err);
+/* Ends one that is not being stepped: it has left every queue and given its turns back, `granted` will not be called any more (a
+ * call under way is over), and a later step answers `cancelled` without doing anything. false = it is being stepped: it looks at
+ * `cancelled`. Never blocks. */
+bool pdk_acquire_abandon(pdk_acquiring *a);
+/* Frees it: after a step that answered 1 or -1, after pdk_acquire_abandon, or before pdk_acquire_ask. NULL is fine. */
+void pdk_acquire_end(pdk_acquiring *a);
+const char *pdk_acquire_id(const pdk_acquiring *a); /* of its sandbox; "" as long as the policy was not asked. Its stepper only */
+/* Somebody wants the sandbox of that id (NULL = every one) gone: an acquire that is about to create it, or waits until it is
+ * ready, gives up and takes back what it has made. Never blocks. */
+void pdk_acquire_unwanted(pdk_runtime *rt, const char *id);
+
 /* ---- acquire.c / holders.c ---- */
 /* Parks or recycles what its last holder has left; never fails, what goes wrong is logged. */
 void pdk_park_or_recycle(pdk_runtime *rt, const char *id, uint64_t incarnation);

@@ -312,7 +312,7 @@ static int open_parts(pdk_runtime *rt, const pdk_open_spec *spec, pdk_error *err
     pdk_view o = pdk_view_of(&rt->config.options);
     char path[4200];
     snprintf(path, sizeof path, "%s/turns", rt->config.state_dir != NULL ? rt->config.state_dir : "");
-    rt->serial = pdk_serial_new(rt->config.state_dir != NULL ? path : NULL, err);
+    rt->serial = pdk_serial_new(rt->config.state_dir != NULL ? path : NULL, rt->config.threads, err);
     if (rt->serial == NULL)
         return -1;
     rt->policies = pdk_policies_new(rt->script, rt->clock, rt->log, pdk_view_get(o, "policies"), pdk_view_get(o, "policy_config"), err);

@@ -326,8 +326,8 @@ TEST("one at a time has the turn of an identity, another identity is not held up
 {
     char path[200];
     snprintf(path, sizeof path, "%s/turns", test_tmpdir());
-    turns t = { .s = pdk_serial_new(path, NULL) };
-    turns peer = { .s = pdk_serial_new(path, NULL) }; /* as another process: a file description of its own */
+    turns t = { .s = pdk_serial_new(path, true, NULL) };
+    turns peer = { .s = pdk_serial_new(path, true, NULL) }; /* as another process: a file description of its own */
     pdk_thread threads[4];
     for (int i = 0; i < 4; i++)
         CHECK_INT(pdk_thread_start(&threads[i], "turns", take_turns, i < 3 ? &t : &peer), 0);
@@ -367,7 +367,7 @@ static void *wait_for_turn(void *arg)
 TEST("a cancelled waiter leaves nothing behind, alone or with a live waiter after it [F3]")
 {
     for (int live = 0; live <= 1; live++) {
-        turns t = { .s = pdk_serial_new(NULL, NULL) }, after = { .s = t.s };
+        turns t = { .s = pdk_serial_new(NULL, true, NULL) }, after = { .s = t.s };
         pdk_turn held = PDK_NO_TURN;
         pdk_thread one, two;
         CHECK_INT(pdk_turn_enter(t.s, "k", 1, &held, &PDK_NO_LIMIT, NULL), 0);
@@ -392,7 +392,7 @@ TEST("a cancelled waiter leaves nothing behind, alone or with a live waiter afte
 
 TEST("closing the serializer ends its waiters, and later waits [F15]")
 {
-    turns t = { .s = pdk_serial_new(NULL, NULL) };
+    turns t = { .s = pdk_serial_new(NULL, true, NULL) };
     pdk_turn held = PDK_NO_TURN, late = PDK_NO_TURN;
     pdk_thread one;
     PDK_AUTO_ERROR err = PDK_NO_ERROR;

@@ -90,7 +90,7 @@ static void open_instance(inst *in)
     pdk_journal_free(in->rt->journal);
     in->rt->journal = wire_journal(in);
     pdk_serial_free(in->rt->serial);
-    in->rt->serial = pdk_serial_new("/dev/null", &err); /* what is locked in it is in W.turns: see __wrap_pdk_lock_range */
+    in->rt->serial = pdk_serial_new("/dev/null", true, &err); /* what is locked in it is in W.turns: see __wrap_pdk_lock_range */
     pdk_pack_free(&plain);
     pdk_setup_clear(in->script, &setup);
     pdk_script_enter(in->script, collect, NULL, &err);
