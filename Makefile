@@ -26,6 +26,8 @@ MAKEFLAGS += --no-print-directory --no-builtin-rules
 PKG_BUILD := gcc libc6-dev make pkg-config lua5.4 liblua5.4-dev lua-cjson lua-cjson-dev libcurl4-openssl-dev \
              libhiredis-dev libseccomp-dev libedit-dev libssl-dev libhttp-parser-dev libjansson-dev bubblewrap
 PKG_TEST  := lua-busted curl python3 busybox-static procps redis-server
+# Container engines and a registry: unpacked beside the system, not installed (.ci/engines).
+PKG_ENGINES := docker.io podman runc netavark conmon docker-registry iptables
 PKG_DEV   := lua-check clang clang-format valgrind luarocks
 
 B   := build/$(MODE)
@@ -78,10 +80,12 @@ help:  ## this list
 
 deps:  ## install what is missing (Debian; root or sudo; the only target that uses the network)
 	@sh .ci/deps $(PKG_BUILD) $(PKG_TEST) $(PKG_DEV)
+	@sh .ci/engines build/engines $(PKG_ENGINES)
 deps-build:
 	@sh .ci/deps $(PKG_BUILD)
 deps-test:
 	@sh .ci/deps $(PKG_BUILD) $(PKG_TEST)
+	@sh .ci/engines build/engines $(PKG_ENGINES)
 
 build: $(STATIC) $(SHARED) $(MODULE) $(CLI) $(GUEST) $(RUNLUA) $(OUT)/env.sh $(OUT)/lib/pkgconfig/paddock.pc  ## command, guest, libraries, Lua module, build/env.sh
 
