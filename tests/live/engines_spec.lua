@@ -39,3 +39,169 @@ for _, engine in ipairs(engines.all()) do
     end)
   end)
 end
+
+describe("the fault proxy before an engine", function()
+  local engine, proxy
+  for _, candidate in ipairs(engines.all()) do
+    if engine == nil or engine.why then engine = candidate end
+  end
+
+  setup(function() if engine.why == nil then proxy = engine:proxy() end end)
+  teardown(function() if proxy then proxy:close() end end)
+  before_each(function() if proxy then proxy:reset() end end)
+
+  local function on_engine(name, fn)
+    it(name, function()
+      if engine.why then
+        pending(engine.why)
+        return
+      end
+      fn()
+    end)
+  end
+
+  local function call(method, path, body, timeout)
+    return engine:call(method, path, body, { socket = proxy.socket, timeout = timeout or 20 })
+  end
+  local function volumes()
+    local _, answer = engine:call("GET", "/volumes")
+    return type(answer.Volumes) == "table" and #answer.Volumes or 0
+  end
+  local function removed(name)
+    finally(function() engine:call("DELETE", "/volumes/" .. name) end)
+    return { Name = name }
+  end
+
+  on_engine("changes nothing without a rule, and counts", function()
+    local plain, passed = engine:call("GET", "/version"), call("GET", "/v1.41/version")
+    assert.equal(plain, passed)
+    assert.equal(404, (call("GET", "/containers/nobody/json?size=0")))
+    assert.equal(1, proxy:count("GET", "^/version$"))
+    assert.equal(2, proxy:count())
+    local calls = proxy:calls()
+    assert.equal("/containers/nobody/json size=0 404", ("%s %s %d"):format(calls[2].path, calls[2].query, calls[2].status))
+  end)
+
+  on_engine("keeps a connection for further calls", function()
+    local output = support.sh(("curl -sv --unix-socket %s http://x/_ping http://x/_ping"):format(proxy.socket))
+    assert.truthy(output:find("Re%-using existing connection"), output)
+  end)
+
+  on_engine("cuts a call before the engine sees it, once", function()
+    local before = volumes()
+    local rule = proxy:cut("POST", "^/volumes/create$", "before")
+    local name = removed "pdk-cut-before"
+    assert.equal(0, (call("POST", "/volumes/create", name)))
+    assert.equal(before, volumes())
+    assert.equal(1, proxy:hits(rule))
+    assert.equal(201, (call("POST", "/volumes/create", name)))
+    assert.equal(1, proxy:hits(rule))
+    assert.same({ false, true }, { proxy:calls()[1].passed, proxy:calls()[2].passed })
+  end)
+
+  on_engine("loses the answer of a call that the engine has carried out", function()
+    local before = volumes()
+    proxy:cut("POST", "^/volumes/create$", "after")
+    assert.equal(0, (call("POST", "/volumes/create", removed "pdk-cut-after")))
+    assert.equal(before + 1, volumes())
+  end)
+
+  on_engine("cuts an answer in its middle, or where it is told to", function()
+    local output = support.sh
+    proxy:cut("GET", "^/version$", "middle", { times = 2, bytes = 5 })
+    local got = output(("curl -s --unix-socket %s http://x/version; echo $?"):format(proxy.socket))
+    assert.truthy(got:match('^{"%a%a%a18\n$'), got) -- 18: a part of the file only
+    proxy:reset()
+    proxy:cut("GET", "^/_ping$", "middle")
+    assert.equal("O18\n", output(("curl -s --unix-socket %s http://x/_ping; echo $?"):format(proxy.socket)))
+  end)
+
+  on_engine("leaves alone as many calls as it is told to", function()
+    proxy:cut("GET", "^/_ping$", "before", { skip = 1, times = 2 })
+    local seen = {}
+    for i = 1, 4 do seen[i] = (call("GET", "/_ping")) end
+    assert.same({ 200, 0, 0, 200 }, seen)
+  end)
+
+  on_engine("delays, and hangs until released", function()
+    local delayed = proxy:delay("GET", "^/_ping$", 0.3)
+    assert.equal(200, (call("GET", "/_ping")))
+    assert.equal(1, proxy:hits(delayed))
+    proxy:hang("GET", "^/version$", "before")
+    local waiting <close> = assert(io.popen(("curl -s --max-time 20 --unix-socket %s http://x/version"):format(proxy.socket)))
+    for _ = 1, 500 do
+      if proxy:open_now().calls == 1 then break end
+      os.execute("sleep 0.01")
+    end
+    assert.equal(1, proxy:open_now().calls)
+    assert.is_false(proxy:calls()[2].passed)
+    proxy:release()
+    assert.truthy(waiting:read("a"):find(engine.version, 1, true))
+  end)
+
+  on_engine("ends a hanging call when its client gives up", function()
+    proxy:hang("GET", "^/_ping$", "after")
+    assert.equal(0, (call("GET", "/_ping", nil, 0.3)))
+    for _ = 1, 500 do
+      if proxy:open_now().connections == 0 then break end
+      os.execute("sleep 0.01")
+    end
+    assert.same({ connections = 0, calls = 0 }, proxy:open_now())
+  end)
+
+  on_engine("rewrites an answer, with and without asking the engine", function()
+    proxy:rewrite("GET", "^/version$", { replace = { engine.version, "99.9" } })
+    assert.equal("99.9", select(2, call("GET", "/version")).Version)
+    local before = volumes()
+    proxy:rewrite("POST", "^/volumes/create$", { status = 500, body = { message = "no space left" }, pass = false })
+    local status, body = call("POST", "/volumes/create", { Name = "pdk-never" })
+    assert.equal("500 no space left", status .. " " .. body.message)
+    assert.equal(before, volumes())
+  end)
+
+  on_engine("sends a request or an answer twice", function()
+    proxy:duplicate("DELETE", "^/volumes/", "request")
+    call("POST", "/volumes/create", removed "pdk-twice")
+    assert.equal(404, (call("DELETE", "/volumes/pdk-twice"))) -- the second time it is gone
+    proxy:duplicate("GET", "^/_ping$", "answer")
+    local raw = support.sh(("printf 'GET /_ping HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n' | " ..
+      "python3 -c 'import socket,sys;s=socket.socket(socket.AF_UNIX);s.connect(sys.argv[1]);s.sendall(sys.stdin.buffer.read());" ..
+      "print(s.makefile(\"rb\").read().count(b\"\\r\\n\\r\\nOK\"))' %s"):format(proxy.socket))
+    assert.equal("2\n", raw)
+  end)
+
+  on_engine("cuts and repeats an event stream", function()
+    local function events()
+      local pipe = assert(io.popen(("curl -sN --max-time 20 --unix-socket %s 'http://x/events'; echo end"):format(proxy.socket)))
+      for _ = 1, 500 do
+        if proxy:open_now().calls == 1 then break end
+        os.execute("sleep 0.01")
+      end
+      return pipe
+    end
+    local function happen()
+      local _, made = engine:call("POST", "/containers/create", { Image = engines.image "busybox" })
+      engine:call("DELETE", "/containers/" .. made.Id)
+    end
+    proxy:duplicate("GET", "^/events$", "lines")
+    local stream <close> = events()
+    happen()
+    local first, second = stream:read("l", "l")
+    assert.truthy(first:find('"create"', 1, true), first)
+    assert.equal(first, second)
+    proxy:drop()
+    assert.truthy(stream:read("a"):find("end\n$"))
+    proxy:reset()
+    proxy:cut("GET", "^/events$", "middle")
+    local cut <close> = events()
+    happen()
+    assert.truthy(cut:read("a"):find('^{[^}]*end\n$'))
+  end)
+
+  on_engine("is not there while it is down", function()
+    proxy:down()
+    assert.equal(0, (call("GET", "/_ping")))
+    proxy:up()
+    assert.equal(200, (call("GET", "/_ping")))
+  end)
+end)

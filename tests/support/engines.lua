@@ -83,6 +83,12 @@ function Engine:call(method, path, body, opts)
   return math.tointeger(tonumber(status)) or 0, cjson.decode(raw or "") or raw, raw
 end
 
+--- A fault proxy before this engine: see tests/support/faultproxy.lua.
+---@return tests.FaultProxy
+function Engine:proxy()
+  return require("tests.support.faultproxy").open(self.socket)
+end
+
 --- Gives an order to the engines: "stop", "start", "restart" (with a signal's name), "freeze", "thaw", "pid".
 ---@param verb string
 ---@param name string       docker, containerd, podman or registry
