@@ -557,7 +557,7 @@ static found create(acq *a)
     pdk_runtime *rt = a->rt;
     AUTO_CANDIDATE c = { .source = "created", .checked = true };
     PDK_AUTO_PACK spec = PDK_NO_PACK;
-    if (build_spec(a, &spec) < 0 || pdk_make_room(rt, a->err) < 0)
+    if (pdk_acq_complete(a) < 0 || build_spec(a, &spec) < 0 || pdk_make_room(rt, a->err) < 0)
         return FAILED;
     found ok = FAILED;
     if (pdk_engine_create(rt, pdk_view_of(&spec), a->id, &c.info, a->err) == 0) {

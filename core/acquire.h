@@ -22,7 +22,8 @@ typedef struct acq { /* one acquire; on its caller's stack */
 typedef struct candidate { /* a sandbox under consideration; its facts as copied at one moment */
     const char *source;
     pdk_pack info;
-    pdk_pack capability;       /* after a probe */
+    pdk_pack capability;       /* after a probe; { unknown = true } when it failed */
+    bool capability_fresh;     /* and whether it was asked for this acquire */
     uint64_t incarnation;      /* 0 = not tracked */
     int64_t token;             /* that its guest has seen */
     int holders;
@@ -45,6 +46,9 @@ found pdk_acq_explain_failure(acq *a);
 found pdk_acq_replace(acq *a, const candidate *c, const char *reason, bool dead, const char *holders_reason);
 /* The reuse policy's word, probes answered. 0 or -1. */
 int pdk_acq_decide(acq *a, candidate *c, pdk_verdict *verdict);
+/* Before a create: where the requirements want to know what the deployment can do (their field `probe`), it is asked, and they are
+ * resolved again with its answer. 0, or -1: unknown is not a yes, and nothing is created on a guess. */
+int pdk_acq_complete(acq *a);
 const char *pdk_acq_text_or(const char *s, const char *otherwise);
 found pdk_acq_refused(acq *a, const pdk_verdict *v);
 found pdk_acq_policy_defers(acq *a, const pdk_verdict *v);

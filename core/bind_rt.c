@@ -498,9 +498,7 @@ static int rt_inspect(lua_State *L)
 }
 
 typedef struct explaining {
-    pdk_identity who;
-    pdk_view requirements;
-    bool trial;
+    pdk_explain_spec spec;
     pdk_pack *out;
 } explaining;
 
@@ -508,21 +506,22 @@ static void explain_job(void *arg)
 {
     pdk_job *job = arg;
     explaining *e = job->arg;
-    job->rc = pdk_runtime_explain(job->grip->rt, &e->who, e->requirements, e->trial, e->out, &job->err);
+    job->rc = pdk_runtime_explain(job->grip->rt, &e->spec, e->out, &job->err);
 }
 
-/* rt:explain { user =, thread =, requirements =, trial = } -> what the policies would decide.   stack: +1, raises */
+/* rt:explain { user =, thread =, requirements =, candidate =, trial = } -> what would be decided, and why.  stack: +1, raises */
 static int rt_explain(lua_State *L)
 {
-    static const char *const keys[] = { "user", "thread", "requirements", "trial", NULL };
+    static const char *const keys[] = { "user", "thread", "requirements", "candidate", "trial", NULL };
     pdk_grip *g = pdk_check_runtime(L, 1);
     lua_settop(L, 2);
-    pdk_scratch *request = pdk_scratch_new(L), *answer = pdk_scratch_new(L);
+    pdk_scratch *request = pdk_scratch_new(L), *candidate = pdk_scratch_new(L), *answer = pdk_scratch_new(L);
     explaining e = { .out = &answer->pack };
     if (pdk_check_keys(L, 2, "request", keys)) {
-        e.who = pdk_arg_identity(L, 2);
-        e.requirements = pdk_field_plain(L, 2, "requirements", &request->pack);
-        e.trial = pdk_field_bool(L, 2, "trial", false);
+        e.spec.who = pdk_arg_identity(L, 2);
+        e.spec.requirements = pdk_field_plain(L, 2, "requirements", &request->pack);
+        e.spec.candidate = pdk_field_plain(L, 2, "candidate", &candidate->pack);
+        e.spec.trial = pdk_field_bool(L, 2, "trial", false);
     }
     pdk_job job = { .grip = g, .err = PDK_NO_ERROR, .arg = &e };
     pdk_run_blocking(L, &job, explain_job);

@@ -110,6 +110,8 @@ int pdk_ask_reuse(pdk_runtime *rt, const pdk_reuse_facts *f, pdk_verdict *verdic
     pdk_kv_int(&ctx, &m, "holders", f->holders);
     pdk_kv_num(&ctx, &m, "idle_seconds", f->idle_seconds);
     pdk_kv_view(&ctx, &m, "capability", f->capability);
+    if (f->capability.len > 0)
+        pdk_kv_bool(&ctx, &m, "capability_fresh", f->capability_fresh);
     pdk_end(&ctx, &m);
     if (ctx.failed)
         return pdk_fail(err, PDK_E_NO_MEMORY, 0, "no memory to ask the reuse policy about %s", f->expected_id);
@@ -124,11 +126,27 @@ static int ask(acq *a, const candidate *c, pdk_verdict *verdict)
 {
     pdk_reuse_facts facts = { .source = c->source, .expected_id = a->id, .info = pdk_view_of(&c->info),
                               .requirements = pdk_view_of(&a->requirements), .capability = pdk_view_of(&c->capability),
-                              .who = &a->who, .holders = c->holders, .idle_seconds = c->idle_seconds };
+                              .capability_fresh = c->capability_fresh, .who = &a->who, .holders = c->holders, .idle_seconds = c->idle_seconds };
     return pdk_ask_reuse(a->rt, &facts, verdict, a->err);
 }
 
-/* The policy's word, probes answered. Probing again and again is a fault of the policy. */
+/* What the deployment can do, for the policy: { unknown = true } when nobody can say. */
+static void probe(acq *a, candidate *c, bool bypass)
+{
+    PDK_AUTO_ERROR why = PDK_NO_ERROR;
+    pdk_pack_reset(&c->capability);
+    if (pdk_probe(a->rt, bypass, &c->capability, &c->capability_fresh, &why) == 0)
+        return;
+    pdk_emit(a->rt, PDK_WARN, "probe_failed", a->id, NULL, NULL, &why);
+    pdk_pack_reset(&c->capability);
+    pdk_mark m = pdk_begin_map(&c->capability);
+    pdk_kv_bool(&c->capability, &m, "unknown", true);
+    pdk_end(&c->capability, &m);
+    c->capability_fresh = true; /* there is no better answer to be had now */
+}
+
+/* The policy's word, probes answered: the first from memory when there is an answer, the second asks past it. A third is a fault of
+ * the policy. */
 int pdk_acq_decide(acq *a, candidate *c, pdk_verdict *verdict)
 {
     for (int probes = 0;; probes++) {
@@ -138,14 +156,25 @@ int pdk_acq_decide(acq *a, candidate *c, pdk_verdict *verdict)
             return 0;
         if (probes == 2)
             return pdk_fail(a->err, PDK_E_POLICY_ERROR, 0, "reuse.decide asked for a third probe in one decision about %s", a->id);
-        PDK_AUTO_ERROR why = PDK_NO_ERROR;
-        if (pdk_engine_probe(a->rt, pdk_view_of(&a->requirements), &c->capability, &why) < 0) {
-            pdk_emit(a->rt, PDK_WARN, "probe_failed", a->id, NULL, NULL, &why);
-            pdk_mark m = (pdk_pack_reset(&c->capability), pdk_begin_map(&c->capability));
-            pdk_kv_bool(&c->capability, &m, "unknown", true);
-            pdk_end(&c->capability, &m);
-        }
+        probe(a, c, c->capability.len > 0);
     }
+}
+
+int pdk_acq_complete(acq *a)
+{
+    pdk_runtime *rt = a->rt;
+    if (!pdk_view_bool(pdk_view_get(pdk_view_of(&a->requirements), "probe"), false))
+        return 0;
+    PDK_AUTO_PACK capability = PDK_NO_PACK;
+    bool fresh;
+    if (pdk_probe(rt, false, &capability, &fresh, a->err) < 0) {
+        pdk_error_become(a->err, PDK_E_UNVERIFIED, "capability", "sandbox %s is not created, as its requirements depend on it", a->id);
+        pdk_error_set_id(a->err, a->id);
+        return -1;
+    }
+    pdk_pack_reset(&a->requirements);
+    return pdk_policy_resolve_again(rt->policies, &a->who, a->spec->requirements, pdk_view_of(&rt->policy_base),
+                                    pdk_view_of(&capability), &a->requirements, a->err);
 }
 
 const char *pdk_acq_text_or(const char *s, const char *otherwise)

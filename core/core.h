@@ -19,6 +19,17 @@ typedef struct pdk_config { /* fixed at open; durations in seconds */
     bool threads;
 } pdk_config;
 
+typedef struct pdk_probes { /* probe.c: what the deployment said that it can do */
+    pdk_mutex lock;         /* guards the rest */
+    pdk_cond ended;         /* a probe is over, however */
+    bool in_flight;
+    bool known;             /* `answer` is one */
+    bool failed;            /* the last probe */
+    uint64_t rounds;        /* probes that are over */
+    pdk_pack answer;
+    pdk_ns good_until, retry_at; /* runtime clock */
+} pdk_probes;
+
 typedef struct pdk_sink {
     pdk_event_sink fn;
     void *ctx;
@@ -41,6 +52,7 @@ struct pdk_runtime {
     pdk_journal *journal;
     pdk_serial *serial;
     pdk_pool pool;          /* its own lock */
+    pdk_probes probes;      /* likewise */
     int record_fd;          /* of state_dir/runtimes/<pid>.<id>.json, locked while we live; -1 */
     char *record_path;
 
@@ -109,7 +121,7 @@ int pdk_engine_alive(pdk_runtime *rt, pdk_view info, int64_t token, pdk_error *e
 int pdk_engine_ready(pdk_runtime *rt, pdk_view info, double seconds, pdk_error *err);     /* 1, 0 = time over, -1 */
 int pdk_engine_list(pdk_runtime *rt, pdk_pack *out, pdk_error *err);
 int pdk_engine_finish(pdk_runtime *rt, const char *id, pdk_view info, pdk_error *err);
-int pdk_engine_probe(pdk_runtime *rt, pdk_view requirements, pdk_pack *out, pdk_error *err);
+int pdk_engine_probe(pdk_runtime *rt, pdk_pack *out, pdk_error *err); /* a table; for probe.c */
 int pdk_engine_close(pdk_runtime *rt, pdk_error *err); /* the runtime is done with it */
 int pdk_engine_connect(pdk_runtime *rt, pdk_view info, int64_t token, bool own, pdk_client **out, pdk_error *err);
 /* Closes it if nobody did: once. A failure is a warning that names `what`. Takes over the caller's reference. */
@@ -192,11 +204,21 @@ void pdk_put_who(pdk_pack *p, pdk_mark *m, const pdk_identity *who); /* likewise
 typedef struct pdk_reuse_facts {
     const char *source, *expected_id;
     pdk_view info, requirements, capability;
+    bool capability_fresh;   /* asked for this very decision, and not taken from memory */
     const pdk_identity *who; /* NULL = unknown */
     int holders;
     double idle_seconds;
 } pdk_reuse_facts;
 int pdk_ask_reuse(pdk_runtime *rt, const pdk_reuse_facts *facts, pdk_verdict *verdict, pdk_error *err);
+
+/* ---- probe.c ---- */
+void pdk_probes_init(pdk_probes *p);
+void pdk_probes_free(pdk_probes *p);
+/* What the deployment can do: 0 and a table in `out`, or -1 = unknown. `bypass`: do not take a kept answer. *fresh: it was asked just
+ * now, by this caller or by one whom this one waited for. */
+int pdk_probe(pdk_runtime *rt, bool bypass, pdk_pack *out, bool *fresh, pdk_error *err);
+/* The kept answer, if there is one that is good now; asks nobody. */
+bool pdk_probe_peek(pdk_runtime *rt, pdk_pack *out);
 
 /* ---- trial.c ---- */
 /* Asks reuse.decide, idle_timeout, evict and network.decide about an invented sandbox; -1 = the first wrong answer. */

@@ -194,14 +194,18 @@ int pdk_engine_finish(pdk_runtime *rt, const char *id, pdk_view info, pdk_error 
     return call(rt, "finish", &args, &out, "finish", err);
 }
 
-int pdk_engine_probe(pdk_runtime *rt, pdk_view requirements, pdk_pack *out, pdk_error *err)
+int pdk_engine_probe(pdk_runtime *rt, pdk_pack *out, pdk_error *err)
 {
     PDK_AUTO_PACK args = PDK_NO_PACK, answer = PDK_NO_PACK;
     if (!pdk_iface_has(rt->backend, "probe"))
-        return bad(rt, err, "probe", "the reuse policy asks for a probe, but this backend has no probe function");
-    pdk_put_view(&args, requirements);
+        return bad(rt, err, "probe", "a policy asks for a probe, but this backend has no probe function");
+    pdk_mark opts = pdk_begin_map(&args);
+    pdk_kv_bool(&args, &opts, "fresh", true); /* what is kept, is kept here */
+    pdk_end(&args, &opts);
     if (call(rt, "probe", &args, &answer, "probe", err) < 0)
         return -1;
+    if (pdk_view_tag(pdk_view_of(&answer)) != '{')
+        return bad(rt, err, "probe", "probe must answer a table of what the deployment can do");
     return pdk_pack_copy(out, pdk_view_of(&answer)) ? 0 : no_memory(err);
 }
 

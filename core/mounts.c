@@ -4,7 +4,8 @@
  * Two passes: every check of every mount first, then the changes, so that a refused mount leaves nothing half-made; what the
  * second pass made before it failed is removed again. Paths are resolved beneath their root by the kernel (openat2), so that
  * no link and no ".." leads out of it. The operator's own mounts need no root; a source of theirs is looked at only where a
- * field asks for that, since it may be a path of the engine's machine.
+ * field asks for that, since it may be a path of the engine's machine. A policy's mounts may have a name in common (`optional`):
+ * what cannot be done for one of them leaves all of that name out, with a warning, and the rest goes on.
  */
 #include "core.h"
 
@@ -29,10 +30,13 @@ static void close_fd(int *fd)
 
 typedef struct mount { /* one of the list, while it is checked and made; strings are the view's */
     const char *source, *target;
-    char root[4096];        /* the allowed root that it lies in; "/" for a configured one */
-    const char *below;      /* source relative to root, or "." */
+    const char *at;         /* where this machine sees the source: the field `here`, else the source itself */
+    const char *group;      /* the field `optional`: what fails leaves all of that name out; NULL = it fails the whole */
+    char root[4096];        /* the allowed root that `at` lies in; "/" for a configured one */
+    const char *below;      /* `at` relative to root, or "." */
     bool configured;        /* by the option `mounts`: links are the operator's own */
     bool read_only, owner_only, if_exists, leave_out;
+    bool failed;            /* its group is left out */
     long create;            /* mode, or -1 */
     size_t made;            /* length of the first part of `below` that was not there and was made; 0 = none */
 } mount;
@@ -41,13 +45,13 @@ typedef struct mount { /* one of the list, while it is checked and made; strings
 static int refuse(pdk_error *err, int sys, const mount *m, const char *why)
 {
     return pdk_fail(err, m->configured ? PDK_E_INVALID_ARGUMENT : PDK_E_POLICY_ERROR, sys, "%smounts: source %s %s",
-                    m->configured ? "option " : "", m->source, why);
+                    m->configured ? "option " : "", m->at, why);
 }
 
 /* The storage failed, or that of another owner is out of reach. */
 static int broken(pdk_error *err, int sys, const mount *m, const char *why)
 {
-    return pdk_fail(err, PDK_E_IO_ERROR, sys, "%smounts: source %s %s", m->configured ? "option " : "", m->source, why);
+    return pdk_fail(err, PDK_E_IO_ERROR, sys, "%smounts: source %s %s", m->configured ? "option " : "", m->at, why);
 }
 
 static int beneath(const mount *m, int root, const char *path, int flags)
@@ -91,7 +95,7 @@ static int find_root(mount *m, pdk_view roots, pdk_error *err)
             continue;
         while (n > 1 && root[n - 1] == '/')
             n--;
-        bool inside = n == 1 || (strncmp(m->source, root, n) == 0 && (m->source[n] == '/' || m->source[n] == '\0'));
+        bool inside = n == 1 || (strncmp(m->at, root, n) == 0 && (m->at[n] == '/' || m->at[n] == '\0'));
         if (inside && n > best && n < sizeof m->root) {
             best = n;
             memcpy(m->root, root, n);
@@ -102,7 +106,7 @@ static int find_root(mount *m, pdk_view roots, pdk_error *err)
         best = (size_t)snprintf(m->root, sizeof m->root, "/");
     if (best == 0)
         return refuse(err, 0, m, "is outside the option mount_roots; add its directory there or change the policy");
-    m->below = m->source + best;
+    m->below = m->at + best;
     while (*m->below == '/')
         m->below++;
     if (*m->below == '\0')
@@ -115,6 +119,8 @@ static int parse(pdk_view v, mount *m, bool configured, pdk_error *err)
     memset(m, 0, sizeof *m);
     m->source = pdk_info_str(v, "source");
     m->target = pdk_info_str(v, "target");
+    m->at = pdk_info_str(v, "here") != NULL ? pdk_info_str(v, "here") : m->source;
+    m->group = configured ? NULL : pdk_info_str(v, "optional");
     m->configured = configured;
     m->read_only = pdk_view_bool(pdk_view_get(v, "read_only"), true);
     m->if_exists = pdk_view_bool(pdk_view_get(v, "if_exists"), false);
@@ -129,7 +135,7 @@ static int parse(pdk_view v, mount *m, bool configured, pdk_error *err)
             return refuse(err, 0, m, "is a path of another machine: create, if_exists and owner_only cannot be done there");
         return 0;
     }
-    if (!normal(m->source))
+    if (!normal(m->at))
         return refuse(err, 0, m, "must be an absolute path without empty, \".\" and \"..\" parts");
     return 0;
 }
@@ -249,12 +255,54 @@ static int check_there(const mount *m, int root, int fd, pdk_error *err)
     return tree < 0 ? broken(err, errno, m, "cannot be read") : walk(tree, 0, no_links, m, err);
 }
 
-static int check(mount *m, pdk_view roots, pdk_error *err)
+/* The backend opens it, wherever that is. */
+static bool left_to_backend(const mount *m)
 {
-    if (m->configured && !m->if_exists && !m->owner_only && m->create < 0)
-        return 0; /* the backend opens it, wherever that is */
-    if (find_root(m, roots, err) < 0)
+    return m->configured && !m->if_exists && !m->owner_only && m->create < 0;
+}
+
+/* A source that the engine sees under another path than we do must lie below an allowed root too. What that path is on the
+ * engine's machine cannot be seen from here; where it is something here as well, no link may lead out of the root. */
+static int check_engines_path(const mount *m, pdk_view roots, pdk_error *err)
+{
+    mount seen = *m;
+    size_t cursor = 0, n;
+    pdk_view key, value;
+    seen.at = m->source;
+    if (!windows_form(m->source)) {
+        if (!normal(m->source))
+            return refuse(err, 0, &seen, "must be an absolute path without empty, \".\" and \"..\" parts");
+        if (find_root(&seen, roots, err) < 0)
+            return -1;
+        AUTO_FD root = open(seen.root, O_PATH | O_DIRECTORY | O_CLOEXEC);
+        AUTO_FD fd = root < 0 ? -1 : beneath(&seen, root, seen.below, O_PATH);
+        return root >= 0 && fd < 0 && errno == EXDEV ? refuse(err, 0, &seen, "leads out of its mount root through a link") : 0;
+    }
+    while (pdk_view_next(roots, &cursor, &key, &value)) {
+        const char *root = pdk_view_str(value, &n);
+        while (root != NULL && n > 3 && (root[n - 1] == '\\' || root[n - 1] == '/'))
+            n--;
+        if (root != NULL && windows_form(root) && strncmp(m->source, root, n) == 0 &&
+            (root[n - 1] == '\\' || root[n - 1] == '/' || strchr("\\/", m->source[n]) != NULL)) /* the end of it counts too */
+            return 0;
+    }
+    return refuse(err, 0, &seen, "is outside the option mount_roots; add its directory there or change the policy");
+}
+
+/* Which root it lies in. What fails here is the configuration's or the policy's fault, and no matter of one optional folder. */
+static int locate(mount *m, pdk_view roots, pdk_error *err)
+{
+    if (left_to_backend(m))
+        return 0;
+    if (m->at != m->source && check_engines_path(m, roots, err) < 0)
         return -1;
+    return find_root(m, roots, err);
+}
+
+static int check(mount *m, pdk_error *err)
+{
+    if (left_to_backend(m))
+        return 0;
     AUTO_FD root = open(m->root, O_PATH | O_DIRECTORY | O_CLOEXEC);
     if (root < 0 && errno == ENOENT && m->if_exists && m->create < 0) {
         m->leave_out = true;
@@ -371,6 +419,68 @@ static bool taken(const mount *all, size_t before, pdk_log *log)
     return false;
 }
 
+/* One mount of a group failed: all of the group stay out, and what was made for them is taken back. 0, or -1 where there is no
+ * group to leave out. */
+static int leave_group_out(mount *all, size_t n, const mount *failed, pdk_log *log, pdk_error *err)
+{
+    if (failed->group == NULL || (err != NULL && err->kind == PDK_E_NO_MEMORY))
+        return -1;
+    for (size_t i = n; i-- > 0;) {
+        if (all[i].group == NULL || strcmp(all[i].group, failed->group) != 0)
+            continue;
+        unmake(&all[i]);
+        all[i].made = 0;
+        all[i].leave_out = all[i].failed = true;
+    }
+    if (log != NULL)
+        pdk_log_event(log, PDK_WARN, "mounts_left_out", PDK_STR("group", failed->group), PDK_STR("target", failed->target),
+                      PDK_STR("reason", err != NULL ? err->message : "unknown"));
+    pdk_error_clear(err);
+    return 0;
+}
+
+static bool group_is_out(const mount *all, size_t n, const char *group)
+{
+    for (size_t i = 0; group != NULL && i < n; i++)
+        if (all[i].failed && all[i].group != NULL && strcmp(all[i].group, group) == 0)
+            return true;
+    return false;
+}
+
+/* An entry { exclude = target } of the policy's list keeps configured mounts away from there. */
+static bool excluded(pdk_view composed, const mount *m, pdk_log *log)
+{
+    size_t cursor = 0, n;
+    pdk_view key, v;
+    while (m->configured && pdk_view_next(composed, &cursor, &key, &v)) {
+        const char *root = pdk_view_str(pdk_view_get(v, "exclude"), &n);
+        if (root == NULL || strncmp(m->target, root, n) != 0 || (m->target[n] != '/' && m->target[n] != '\0'))
+            continue;
+        if (log != NULL)
+            pdk_log_event(log, PDK_WARN, "mount_dropped", PDK_STR("target", m->target),
+                          PDK_STR("reason", "the policy keeps configured mounts away from there"));
+        return true;
+    }
+    return false;
+}
+
+/* Checks one more of a list into all[*n]; -1 = the whole is refused. */
+static int check_next(pdk_view v, bool configured, pdk_view composed, pdk_view roots, mount *all, size_t *n, pdk_log *log, pdk_error *err)
+{
+    mount *m = &all[*n];
+    if (!pdk_view_is_nil(pdk_view_get(v, "exclude")))
+        return 0;
+    if (parse(v, m, configured, err) < 0)
+        return -1;
+    if (excluded(composed, m, log) || taken(all, *n, log))
+        return 0;
+    if (locate(m, roots, err) < 0)
+        return -1;
+    m->leave_out = m->failed = group_is_out(all, *n, m->group);
+    ++*n;
+    return m->leave_out || check(m, err) == 0 ? 0 : leave_group_out(all, *n, m, log, err);
+}
+
 /* All of both lists, checked; returns how many, or -1. */
 static long check_all(pdk_view composed, pdk_view extra, pdk_view roots, mount *all, pdk_log *log, pdk_error *err)
 {
@@ -379,14 +489,9 @@ static long check_all(pdk_view composed, pdk_view extra, pdk_view roots, mount *
     for (int l = 0; l < 2; l++) {
         size_t cursor = 0;
         pdk_view key, v;
-        while (pdk_view_next(lists[l], &cursor, &key, &v)) {
-            if (parse(v, &all[n], l == 1, err) < 0)
+        while (pdk_view_next(lists[l], &cursor, &key, &v))
+            if (check_next(v, l == 1, composed, roots, all, &n, log, err) < 0)
                 return -1;
-            if (taken(all, n, log))
-                continue;
-            if (check(&all[n++], roots, err) < 0)
-                return -1;
-        }
     }
     return (long)n;
 }
@@ -410,7 +515,8 @@ int pdk_mounts_prepare(pdk_view composed, pdk_view extra, pdk_view roots, pdk_lo
     long n = check_all(composed, extra, roots, all, log, err);
     int rc = n < 0 ? -1 : 0;
     for (long i = 0; rc == 0 && i < n; i++)
-        rc = make(&all[i], err);
+        if (make(&all[i], err) < 0)
+            rc = leave_group_out(all, (size_t)n, &all[i], log, err);
     for (long i = n; rc < 0 && i-- > 0;)
         unmake(&all[i]);
     if (rc == 0) {

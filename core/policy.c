@@ -333,6 +333,12 @@ static int finish_pack(pdk_pack *out, size_t before, int rc)
 int pdk_policy_resolve(pdk_policies *p, const pdk_identity *who, pdk_view request, pdk_view base, pdk_pack *out,
                        pdk_error *err)
 {
+    return pdk_policy_resolve_again(p, who, request, base, PDK_NO_VIEW, out, err);
+}
+
+int pdk_policy_resolve_again(pdk_policies *p, const pdk_identity *who, pdk_view request, pdk_view base, pdk_view capability,
+                             pdk_pack *out, pdk_error *err)
+{
     PDK_AUTO_PACK ctx = PDK_NO_PACK;
     PDK_AUTO_PACK answer = PDK_NO_PACK;
     pdk_mark m = pdk_begin_map(&ctx);
@@ -349,6 +355,7 @@ int pdk_policy_resolve(pdk_policies *p, const pdk_identity *who, pdk_view reques
         pdk_end(&ctx, &none);
     } else
         pdk_put_view(&ctx, request);
+    pdk_kv_view(&ctx, &m, "capability", capability);
     pdk_end(&ctx, &m);
     if (ctx.failed)
         return pdk_fail(err, PDK_E_NO_MEMORY, 0, "no memory to ask requirements.resolve");

@@ -17,7 +17,7 @@
 typedef struct pdk_policies pdk_policies;
 
 /* Loads a set. `sources`: the packed option `policies`: nil (the defaults built in), a folder's path (files that are
- * missing there are the built-in ones; a folder without any of the five is an error), or a map of name -> path or
+ * missing there are the built-in ones; a folder without any of the five is an error), "builtin:NAME" for a ready-made set, or a map of name -> path or
  * { source =, name = }. `config`: the packed map that is ctx.config. */
 pdk_policies *pdk_policies_new(pdk_script *s, pdk_clock *clock, pdk_log *log, pdk_view sources, pdk_view config,
                                pdk_error *err);
@@ -39,10 +39,14 @@ int pdk_policy_derive(pdk_policies *p, const pdk_identity *who, pdk_view require
 
 /* requirements.resolve(ctx{identity{user,thread}, user, thread, request, config, now}) -> validated and packed:
  * { image = string?, env = {string = string}, limits = {memory = bytes?, cpus = number?, pids = int?},
- *   network = string, labels = {string = string}, require = {string = plain} }. `base` has the runtime's own
+ *   network = string, labels = {string = string}, require = {string = plain}, options = {string = plain}, probe = true? }. `base` has the runtime's own
  * environment, image, limits and network; what resolve leaves nil is taken from it, maps are merged over it. */
 int pdk_policy_resolve(pdk_policies *p, const pdk_identity *who, pdk_view request, pdk_view base, pdk_pack *out,
                        pdk_error *err);
+
+/* The same before a create, when the answer had `probe = true`: ctx has `capability` too, what the deployment says that it can do. */
+int pdk_policy_resolve_again(pdk_policies *p, const pdk_identity *who, pdk_view request, pdk_view base, pdk_view capability,
+                             pdk_pack *out, pdk_error *err);
 
 /* mounts.compose(ctx) -> list of { source, target, read_only, create, if_exists, owner_only }, each field validated;
  * targets absolute and normal, not /, /proc, /sys, /dev nor below the last three; of two on one target the earlier stays
@@ -58,6 +62,8 @@ typedef struct pdk_verdict {
 /* reuse.decide(ctx); ctx as DESIGN 5 (source, info, attestation, requirements, identity, expected_id, holders,
  * idle_seconds, capability); config and now are added here. */
 int pdk_policy_decide(pdk_policies *p, pdk_view ctx, pdk_verdict *out, pdk_error *err);
+/* ctx.differs of it, for people: nothing is written when there is none. Views may be empty. */
+void pdk_reuse_differences(pdk_view requirements, pdk_view attestation, pdk_view capability, pdk_pack *out);
 /* reuse.idle_timeout(ctx{sandbox_id, identity, info, requirements, state, config, now}): seconds; 0 = never. A policy set
  * without the function: config.idle_timeout. */
 int pdk_policy_idle_timeout(pdk_policies *p, pdk_view ctx, double *seconds, pdk_error *err);

@@ -160,7 +160,7 @@ static int check_fields(pdk_view answer, const char *const *known, const char *w
 
 int pdk_answer_requirements(pdk_view answer, pdk_view base, pdk_pack *out, pdk_wrong w)
 {
-    static const char *const known[] = { "image", "env", "limits", "network", "labels", "require", NULL };
+    static const char *const known[] = { "image", "env", "limits", "network", "labels", "require", "options", "probe", NULL };
     if (pdk_view_tag(answer) != '{')
         return wrong_is(w, "must answer a table { image =, env =, limits =, ... }, not %s",
                         pdk_view_tag(answer) == '[' ? "a list" : type_of(answer));
@@ -171,8 +171,12 @@ int pdk_answer_requirements(pdk_view answer, pdk_view base, pdk_pack *out, pdk_w
         check_strings(env, "env", w) < 0 || check_limits(limits, w) < 0 || check_name(network, "network", 64, w) < 0 ||
         check_strings(labels, "labels", w) < 0)
         return -1;
-    if (!is_map(require))
-        return wrong_is(w, "require must be a table of name = value, not %s", type_of(require));
+    pdk_view own = pdk_view_get(answer, "options"), probe = pdk_view_get(answer, "probe");
+    if (!is_map(require) || !is_map(own))
+        return wrong_is(w, "%s must be a table of name = value, not %s", is_map(require) ? "options" : "require",
+                        type_of(is_map(require) ? own : require));
+    if (!pdk_view_is_nil(probe) && pdk_view_tag(probe) != 't' && pdk_view_tag(probe) != 'f')
+        return wrong_is(w, "probe must be true or false, not %s", type_of(probe));
     pdk_view base_env = pdk_view_get(base, "env");
     if (pdk_view_is_nil(base_env))
         base_env = pdk_view_get(base, "environment");
@@ -188,6 +192,9 @@ int pdk_answer_requirements(pdk_view answer, pdk_view base, pdk_pack *out, pdk_w
         pdk_kv_view(out, &m, "network", network);
     put_merged(out, &m, "labels", pdk_view_get(base, "labels"), labels);
     put_merged(out, &m, "require", PDK_NO_VIEW, require);
+    put_merged(out, &m, "options", PDK_NO_VIEW, own);
+    if (pdk_view_bool(probe, false))
+        pdk_kv_bool(out, &m, "probe", true);
     pdk_end(out, &m);
     return out->failed ? wrong_is(w, "the answer is too large") : 0;
 }
@@ -225,20 +232,64 @@ static bool forbidden_target(const char *s)
     return false;
 }
 
+/* "C:\\dir", "C:/dir" or "\\\\host\\dir", without "." and ".." parts: a path of the engine's machine. */
+static bool windows_path(const char *s, size_t len)
+{
+    bool drive = len >= 3 && ((s[0] >= 'A' && s[0] <= 'Z') || (s[0] >= 'a' && s[0] <= 'z')) && s[1] == ':' &&
+                 (s[2] == '\\' || s[2] == '/');
+    if (len > MOST_PATH || has_nul(s, len) || (!drive && strncmp(s, "\\\\", 2) != 0))
+        return false;
+    for (size_t at = 0; at < len;) {
+        size_t n = strcspn(s + at, "\\/");
+        if ((n == 1 && s[at] == '.') || (n == 2 && s[at] == '.' && s[at + 1] == '.'))
+            return false;
+        at += n + 1;
+    }
+    return true;
+}
+
+/* An entry that is no mount, but { exclude = target }. */
+static int check_exclude(pdk_view entry, const char *what, pdk_wrong w)
+{
+    static const char *const known[] = { "exclude", NULL };
+    size_t len = 0;
+    const char *target = pdk_view_str(pdk_view_get(entry, "exclude"), &len);
+    if (check_fields(entry, known, what, w) < 0)
+        return -1;
+    if (target == NULL || !normal_path(target, len, false))
+        return wrong_is(w, "exclude of %s must be an absolute path without '.', '..' or '//', and not /", what);
+    return 0;
+}
+
+/* Where the source is, and where this machine sees it. */
+static int check_source(pdk_view mount, const char *what, pdk_wrong w)
+{
+    size_t len = 0;
+    pdk_view here = pdk_view_get(mount, "here"), group = pdk_view_get(mount, "optional");
+    const char *source = pdk_view_str(pdk_view_get(mount, "source"), &len);
+    bool engines = !pdk_view_is_nil(here); /* then the source may be of another machine's kind */
+    if (source == NULL || !(normal_path(source, len, true) || (engines && windows_path(source, len))))
+        return wrong_is(w, "source of %s must be an absolute path without '.', '..' or '//'", what);
+    const char *local = pdk_view_str(here, &len);
+    if (engines && (local == NULL || !normal_path(local, len, true)))
+        return wrong_is(w, "here of %s must be an absolute path without '.', '..' or '//'", what);
+    return check_name(group, "optional", 64, w);
+}
+
 static int check_mount(pdk_view mount, size_t i, pdk_wrong w)
 {
-    static const char *const known[] = { "source", "target", "read_only", "create", "if_exists", "owner_only", NULL };
+    static const char *const known[] = { "source", "target", "read_only", "create", "if_exists", "owner_only", "here",
+                                         "optional", NULL };
     static const char *const flags[] = { "read_only", "if_exists", "owner_only" };
     char what[32];
     snprintf(what, sizeof what, "mount %zu", i);
     if (pdk_view_tag(mount) != '{')
         return wrong_is(w, "%s must be a table { source =, target =, ... }, not %s", what, type_of(mount));
-    if (check_fields(mount, known, what, w) < 0)
+    if (!pdk_view_is_nil(pdk_view_get(mount, "exclude")))
+        return check_exclude(mount, what, w);
+    if (check_fields(mount, known, what, w) < 0 || check_source(mount, what, w) < 0)
         return -1;
     size_t len = 0;
-    const char *source = pdk_view_str(pdk_view_get(mount, "source"), &len);
-    if (source == NULL || !normal_path(source, len, true))
-        return wrong_is(w, "source of %s must be an absolute path without '.', '..' or '//'", what);
     const char *target = pdk_view_str(pdk_view_get(mount, "target"), &len);
     if (target == NULL || !normal_path(target, len, false))
         return wrong_is(w, "target of %s must be an absolute path without '.', '..' or '//', and not /", what);
@@ -260,7 +311,15 @@ static int check_mount(pdk_view mount, size_t i, pdk_wrong w)
 static void put_mount(pdk_pack *out, pdk_view mount)
 {
     pdk_mark m = pdk_begin_map(out);
+    pdk_view exclude = pdk_view_get(mount, "exclude");
+    if (!pdk_view_is_nil(exclude)) {
+        pdk_kv_view(out, &m, "exclude", exclude);
+        pdk_end(out, &m);
+        return;
+    }
     pdk_kv_view(out, &m, "source", pdk_view_get(mount, "source"));
+    pdk_kv_view(out, &m, "here", pdk_view_get(mount, "here"));
+    pdk_kv_view(out, &m, "optional", pdk_view_get(mount, "optional"));
     pdk_kv_view(out, &m, "target", pdk_view_get(mount, "target"));
     pdk_kv_bool(out, &m, "read_only", pdk_view_bool(pdk_view_get(mount, "read_only"), true));
     pdk_kv_view(out, &m, "create", pdk_view_get(mount, "create"));
@@ -273,7 +332,7 @@ static bool target_taken(pdk_view answer, size_t before, pdk_view target)
 {
     size_t cursor = 0;
     pdk_view k, v;
-    for (size_t i = 0; i < before && pdk_view_next(answer, &cursor, &k, &v); i++)
+    for (size_t i = 0; !pdk_view_is_nil(target) && i < before && pdk_view_next(answer, &cursor, &k, &v); i++)
         if (pdk_view_equal(pdk_view_get(v, "target"), target))
             return true;
     return false;

@@ -97,6 +97,15 @@ static bool same_value(pdk_view a, pdk_view b)
     return pdk_view_num(a, &x) && pdk_view_num(b, &y) ? x == y : pdk_view_equal(a, b);
 }
 
+/* What is required against what is there. { at_least = n } takes any number from n on. */
+static bool meets(pdk_view wanted, pdk_view found)
+{
+    double least, have;
+    if (pdk_view_num(pdk_view_get(wanted, "at_least"), &least))
+        return pdk_view_num(found, &have) && have >= least;
+    return same_value(wanted, found);
+}
+
 /* Notes one difference. The map begins with the first: mostly there is none, and then no memory is needed. */
 static void note(pdk_pack *out, pdk_mark *m, const char *key, size_t len, const char *how)
 {
@@ -107,10 +116,9 @@ static void note(pdk_pack *out, pdk_mark *m, const char *key, size_t len, const 
     m->count++;
 }
 
-static void find_differences(pdk_view ctx, pdk_pack *out)
+void pdk_reuse_differences(pdk_view want, pdk_view have, pdk_view capability, pdk_pack *out)
 {
     static const char *const plain[] = { "image", "network" };
-    pdk_view want = pdk_view_get(ctx, "requirements"), have = pdk_view_get(ctx, "attestation");
     pdk_mark m = { 0 };
     for (size_t i = 0; i < sizeof plain / sizeof plain[0]; i++) {
         pdk_view wanted = pdk_view_get(want, plain[i]);
@@ -126,8 +134,8 @@ static void find_differences(pdk_view ctx, pdk_pack *out)
             continue; /* resolve's answers have none */
         pdk_view found = pdk_view_get_n(have, key, len);
         if (pdk_view_is_nil(found))
-            found = pdk_view_get_n(pdk_view_get(ctx, "capability"), key, len);
-        if (pdk_view_is_nil(found) || !same_value(wanted, found))
+            found = pdk_view_get_n(capability, key, len);
+        if (pdk_view_is_nil(found) || !meets(wanted, found))
             note(out, &m, key, len, pdk_view_is_nil(found) ? "unattested" : "differs");
     }
     if (out->len > 0)
@@ -139,8 +147,10 @@ static void find_differences(pdk_view ctx, pdk_pack *out)
  * An image or a network that a sandbox does not attest is taken to be right; `require` wants evidence. */
 static pdk_view differs_view(lua_State *L, pdk_policy_call *c)
 {
+    pdk_view ctx = c->ask->ctx;
     if (!c->differs_known)
-        find_differences(c->ask->ctx, &c->differs);
+        pdk_reuse_differences(pdk_view_get(ctx, "requirements"), pdk_view_get(ctx, "attestation"), pdk_view_get(ctx, "capability"),
+                              &c->differs);
     c->differs_known = true;
     if (c->differs.failed)
         luaL_error(L, "not enough memory to compare"); /* and not: no difference */

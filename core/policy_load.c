@@ -154,14 +154,17 @@ static int read_folder(const char *folder, pdk_policy_folder *f, pdk_error *err)
     return rc;
 }
 
-static int use_built_in(source *to, int file, pdk_error *err)
+/* `set`: "" = the defaults, or the name of a ready-made set; what that leaves out is the default. */
+static int use_built_in(source *to, const char *set, int file, pdk_error *err)
 {
-    char name[40];
-    snprintf(name, sizeof name, "policies/%s.lua", pdk_policy_names[file]);
+    char name[100];
+    snprintf(name, sizeof name, "policies/%s%s%s.lua", set, set[0] != '\0' ? "/" : "", pdk_policy_names[file]);
     const pdk_embedded *e = pdk_embedded_find(name);
+    if (e == NULL && set[0] != '\0')
+        return use_built_in(to, "", file, err);
     if (e == NULL)
         return pdk_fail(err, PDK_E_POLICY_ERROR, 0, "%s:1: is not built into this library", name);
-    to->built_in = true;
+    to->built_in = set[0] == '\0';
     to->folder = -1;
     to->path = strdup(name);
     to->text = malloc(e->len + 1);
@@ -192,7 +195,7 @@ static int gather_folder(const char *folder, gathered *g, pdk_error *err)
             if (strcmp(g->folders[0].texts[k].name, name) == 0)
                 t = &g->folders[0].texts[k];
         if (t == NULL) {
-            if (use_built_in(to, i, err) < 0)
+            if (use_built_in(to, "", i, err) < 0)
                 return -1;
             continue;
         }
@@ -269,15 +272,31 @@ static int gather_table(pdk_view sources, gathered *g, pdk_error *err)
             return -1;
     }
     for (int i = 0; i < PDK_POLICY_FILES; i++)
-        if (g->files[i].text == NULL && use_built_in(&g->files[i], i, err) < 0)
+        if (g->files[i].text == NULL && use_built_in(&g->files[i], "", i, err) < 0)
             return -1;
     return 0;
+}
+
+/* "builtin:NAME": a ready-made set, as it was built in. */
+static int gather_built_in(const char *set, gathered *g, pdk_error *err)
+{
+    char name[100];
+    int known = 0;
+    for (int i = 0; i < PDK_POLICY_FILES; i++) {
+        snprintf(name, sizeof name, "policies/%s/%s.lua", set, pdk_policy_names[i]);
+        known += pdk_embedded_find(name) != NULL;
+        if (use_built_in(&g->files[i], set, i, err) < 0)
+            return -1;
+    }
+    return known > 0 && strlen(set) < 40 ? 0 : pdk_fail(err, PDK_E_INVALID_ARGUMENT, 0, "option policies: there is no built-in set %.40s", set);
 }
 
 static int gather(pdk_view sources, gathered *g, pdk_error *err)
 {
     size_t len;
     const char *folder = pdk_view_str(sources, &len);
+    if (folder != NULL && strncmp(folder, "builtin:", 8) == 0 && strlen(folder) == len)
+        return gather_built_in(folder + 8, g, err);
     if (folder != NULL && len > 0 && strlen(folder) == len)
         return gather_folder(folder, g, err);
     if (pdk_view_is_nil(sources) || pdk_view_tag(sources) == '{')
@@ -409,7 +428,7 @@ static int load_file(lua_State *L, loading *l)
         if (pdk_hook_infos[h].file != l->file || !pdk_hook_infos[h].required || l->set->fns[h].ref != LUA_NOREF)
             continue;
         source own = { 0 };
-        int rc = use_built_in(&own, l->file, l->err) < 0 || load_text(L, l, &own) < 0 ? -1 : 0;
+        int rc = use_built_in(&own, "", l->file, l->err) < 0 || load_text(L, l, &own) < 0 ? -1 : 0;
         free(own.path);
         free(own.text);
         return rc;

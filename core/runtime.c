@@ -338,6 +338,7 @@ static pdk_runtime *runtime_new(const pdk_open_spec *spec)
     pdk_mutex_init(&rt->lock);
     pdk_cond_init(&rt->wake);
     pdk_pool_init(&rt->pool);
+    pdk_probes_init(&rt->probes);
     pdk_random(raw, sizeof raw);
     for (size_t i = 0; i < sizeof raw; i++)
         snprintf(rt->id + 2 * i, 3, "%02x", raw[i]);
@@ -588,6 +589,7 @@ void pdk_runtime_free(pdk_runtime *rt)
     pdk_state_dir_leave(rt);
     pdk_reconcile_forget(rt);
     pdk_pool_free(&rt->pool);
+    pdk_probes_free(&rt->probes);
     pdk_iface_free(rt->backend);
     pdk_policies_free(rt->policies);
     pdk_lease_free(rt->lease);

@@ -67,10 +67,17 @@ int pdk_runtime_stats(pdk_runtime *rt, pdk_pack *out, pdk_error *err);
 int pdk_runtime_capabilities(pdk_runtime *rt, pdk_pack *out, pdk_error *err);
 /* By id (who NULL) or by identity (id NULL): a record, or nil appended when nothing is known. */
 int pdk_runtime_inspect(pdk_runtime *rt, const char *id, const pdk_identity *who, pdk_pack *out, pdk_error *err);
-/* What would happen for that identity: { id, requirements, mounts, decision, code, message, policies = describe }. With `trial`
- * the functions that would not be asked now are asked about an invented sandbox; { trial = { error, message } } says what is
- * wrong with their answers. */
-int pdk_runtime_explain(pdk_runtime *rt, const pdk_identity *who, pdk_view requirements, bool trial, pdk_pack *out, pdk_error *err);
+/* What would happen at the next acquire: { id, requirements, mounts, path = { { step, answer, because }, ... }, decision, code,
+ * message, policies = describe }. Asks the policies; asks no engine, and changes nothing. */
+typedef struct pdk_explain_spec {
+    pdk_identity who;
+    pdk_view requirements;    /* as acquire takes them; packed map or empty */
+    pdk_view candidate;       /* empty = what is tracked; else a sandbox to be judged in its place, a map
+                                 { source, attestation = {}, holders, idle_seconds, capability = {} } */
+    bool trial;               /* the functions that would not be asked now are asked about an invented sandbox;
+                                 { trial = { error, message } } says what is wrong with their answers */
+} pdk_explain_spec;
+int pdk_runtime_explain(pdk_runtime *rt, const pdk_explain_spec *spec, pdk_pack *out, pdk_error *err);
 
 /* Events: `sink` is called with each record (packed map: event, sandbox_id, generation, reason, ...), on whatever thread it
  * happens, outside every lock; it must only enqueue. One sink per call; never removed before the runtime's end. */

@@ -35,8 +35,10 @@ static int try_decide(const trial *t, pdk_error *err)
         pdk_verdict v;
         int rc = pdk_ask_reuse(t->rt, &facts, &v, err);
         facts.capability = pdk_view_of(&capability);
-        if (rc == 0 && v.decision == PDK_PROBE)
+        for (int fresh = 0; rc == 0 && v.decision == PDK_PROBE && fresh < 2; fresh++) {
+            facts.capability_fresh = fresh == 1;
             rc = pdk_ask_reuse(t->rt, &facts, &v, err);
+        }
         if (rc < 0)
             return -1;
     }

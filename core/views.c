@@ -1,5 +1,4 @@
-/* views.c -- a live runtime explains itself: list, inspect, stats, capabilities, explain. Memory only, but for explain, which
- * asks the policies. */
+/* views.c -- a live runtime explains itself: list, inspect, stats, capabilities. Memory only. (explain.c asks the policies.) */
 #include "core.h"
 
 #include <string.h>
@@ -159,109 +158,6 @@ int pdk_runtime_capabilities(pdk_runtime *rt, pdk_pack *out, pdk_error *err)
     }
     pdk_kv_cstr(out, &m, "backend", rt->backend_name);
     pdk_kv_cstr(out, &m, "ownership", pdk_lease_type(rt->lease));
-    pdk_end(out, &m);
-    return packed(out, err);
-}
-
-/* What a policy would answer, or the error that it would raise, under `key`. */
-static void put_answer(pdk_pack *out, pdk_mark *m, const char *key, int rc, const pdk_pack *answer, pdk_error *err)
-{
-    if (rc == 0) {
-        pdk_kv_view(out, m, key, pdk_view_of(answer));
-        return;
-    }
-    pdk_put_cstr(out, key);
-    m->count++;
-    pdk_mark e = pdk_begin_map(out);
-    pdk_kv_cstr(out, &e, "error", pdk_error_kind_name(err->kind));
-    pdk_kv_cstr(out, &e, "message", err->message);
-    pdk_end(out, &e);
-    pdk_error_clear(err);
-}
-
-static void explain_reuse(pdk_runtime *rt, const char *id, const pdk_identity *who, pdk_view requirements, pdk_pack *out, pdk_mark *m)
-{
-    PDK_AUTO_PACK info = PDK_NO_PACK, none = PDK_NO_PACK;
-    PDK_AUTO_ERROR err = PDK_NO_ERROR;
-    pdk_verdict v;
-    pdk_reuse_facts facts = { .expected_id = id, .requirements = requirements, .who = who };
-    {
-        PDK_GUARD(rt->pool.registry);
-        pdk_entry *e = pdk_pool_find(&rt->pool, id);
-        if (e == NULL || (e->state != PDK_ACTIVE && e->state != PDK_WARM) || !pdk_pack_copy(&info, pdk_view_of(&e->info))) {
-            pdk_kv_cstr(out, m, "now", "nothing is tracked under this id: it would be discovered or created");
-            return;
-        }
-        pdk_ns since = e->state == PDK_WARM ? e->parked_at : e->last_used;
-        facts.source = pdk_state_name(e->state);
-        facts.holders = e->holder_count;
-        facts.idle_seconds = pdk_to_seconds(pdk_clock_now(rt->clock) - since);
-    }
-    facts.info = pdk_view_of(&info);
-    static const char *const names[] = { "reuse", "replace", "refuse", "defer", "probe" };
-    if (pdk_ask_reuse(rt, &facts, &v, &err) < 0) {
-        put_answer(out, m, "decision", -1, &none, &err);
-        return;
-    }
-    pdk_kv_cstr(out, m, "decision", names[v.decision]);
-    pdk_kv_cstr(out, m, "code", v.code[0] != '\0' ? v.code : NULL);
-    pdk_kv_cstr(out, m, "message", v.message[0] != '\0' ? v.message : NULL);
-}
-
-/* What a policy answered, but for the values of the environment: they may be secrets, and this is for people and logs. */
-static int hide_environment(const pdk_pack *requirements, pdk_pack *out)
-{
-    size_t cursor = 0;
-    pdk_view k, v, name, value;
-    pdk_mark m = pdk_begin_map(out);
-    while (pdk_view_next(pdk_view_of(requirements), &cursor, &k, &v)) {
-        const char *key = pdk_view_str(k, NULL);
-        if (key == NULL)
-            continue;
-        if (strcmp(key, "env") != 0 || pdk_view_tag(v) != '{') {
-            pdk_kv_view(out, &m, key, v);
-            continue;
-        }
-        pdk_put_cstr(out, key);
-        m.count++;
-        pdk_mark env = pdk_begin_map(out);
-        for (size_t at = 0; pdk_view_next(v, &at, &name, &value);)
-            pdk_kv_cstr(out, &env, pdk_view_str(name, NULL), "(hidden)");
-        pdk_end(out, &env);
-    }
-    pdk_end(out, &m);
-    return out->failed ? -1 : 0;
-}
-
-int pdk_runtime_explain(pdk_runtime *rt, const pdk_identity *who, pdk_view request, bool trial, pdk_pack *out, pdk_error *err)
-{
-    PDK_LOOK(rt, err, -1);
-    PDK_AUTO_PACK requirements = PDK_NO_PACK, mounts = PDK_NO_PACK, ctx = PDK_NO_PACK, sets = PDK_NO_PACK, shown = PDK_NO_PACK;
-    PDK_AUTO_ERROR why = PDK_NO_ERROR;
-    char id[64] = "";
-    pdk_mark m = pdk_begin_map(out);
-    pdk_put_who(out, &m, who);
-    int rc = pdk_policy_resolve(rt->policies, who, request, pdk_view_of(&rt->policy_base), &requirements, &why);
-    if (rc == 0 && hide_environment(&requirements, &shown) < 0)
-        return pdk_fail(err, PDK_E_NO_MEMORY, 0, "no memory for the answer");
-    put_answer(out, &m, "requirements", rc, &shown, &why);
-    if (rc == 0 && pdk_policy_derive(rt->policies, who, pdk_view_of(&requirements), id, &why) == 0) {
-        pdk_kv_cstr(out, &m, "id", id);
-        pdk_mark c = pdk_begin_map(&ctx);
-        pdk_put_who(&ctx, &c, who);
-        pdk_kv_cstr(&ctx, &c, "sandbox_id", id);
-        pdk_kv_view(&ctx, &c, "requirements", pdk_view_of(&requirements));
-        pdk_end(&ctx, &c);
-        rc = pdk_policy_compose(rt->policies, pdk_view_of(&ctx), &mounts, &why);
-        put_answer(out, &m, "mounts", rc, &mounts, &why);
-        explain_reuse(rt, id, who, pdk_view_of(&requirements), out, &m);
-        if (trial && pdk_policies_try(rt, id, who, pdk_view_of(&requirements), &why) < 0)
-            put_answer(out, &m, "trial", -1, &mounts, &why);
-    } else if (rc == 0) {
-        put_answer(out, &m, "id", -1, &mounts, &why);
-    }
-    if (pdk_policies_describe(rt->policies, &sets, &why) == 0)
-        pdk_kv_view(out, &m, "policies", pdk_view_of(&sets));
     pdk_end(out, &m);
     return packed(out, err);
 }

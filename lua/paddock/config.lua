@@ -649,7 +649,8 @@ local function from_folder(options, file_name)
   local folder = file_name:match("^(.*/)[^/]*$")
   if folder == nil then return options end
   local function there(value)
-    return type(value) == "string" and value ~= "" and value:sub(1, 1) ~= "/" and folder .. value or value
+    local from_here = type(value) == "string" and value ~= "" and value:sub(1, 1) ~= "/" and not value:find("^builtin:")
+    return from_here and folder .. value or value
   end
   if type(options.backend) == "string" and options.backend:find("%.lua$") then options.backend = there(options.backend) end
   if type(options.policies) == "table" then
