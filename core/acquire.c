@@ -1,4 +1,5 @@
-/* acquire.c -- handing a sandbox out: reuse -> reclaim -> lock -> discover -> create -> ready -> register.
+/* acquire.c -- handing a sandbox out: reuse -> reclaim -> lock -> discover -> create -> ready -> register. acquiring.c takes the
+ * turns around it.
  *
  * Nothing else hands out. The last step (install) checks, under the registry lock, everything that may have changed while
  * I/O was under way: reservation, identity, generation, epoch, marks.
@@ -17,8 +18,10 @@
 static found make_box(pdk_runtime *rt, acq *a, pdk_entry *e, const char *source) PDK_REQUIRES(rt->pool.registry)
 {
     const char *holder = a->holder[0] != '\0' ? a->holder : NULL;
-    bool fresh = holder != NULL && pdk_pool_holder(&rt->pool, holder) == NULL;
-    pdk_holder *h = holder == NULL ? NULL : pdk_pool_bind(&rt->pool, e, holder);
+    pdk_holder *h = holder == NULL ? NULL : pdk_pool_holder(&rt->pool, holder);
+    bool fresh = holder != NULL && h == NULL;
+    a->bound_before = h != NULL && h->entry == e && h->incarnation == e->incarnation && h->token == e->token;
+    h = holder == NULL ? NULL : pdk_pool_bind(&rt->pool, e, holder);
     if (holder != NULL && h == NULL)
         return pdk_acq_no_memory(a);
     a->box = pdk_box_new(rt, e, holder, source, true);
@@ -113,7 +116,7 @@ static found admissible(acq *a, const pdk_entry *e, const candidate *c, uint64_t
     const char *gen = pdk_info_str(pdk_view_of(&c->info), "generation");
     if (atomic_load(&a->rt->closing))
         return (found)pdk_fail(a->err, PDK_E_CLOSED, 0, "the runtime is shutting down");
-    if (e->reserved != 0)
+    if (e->reserved != 0 || atomic_load(&a->unwanted))
         return pdk_acq_being_destroyed(a);
     if (e->has_identity && !a->anonymous && !pdk_entry_is(e, &a->who))
         return pdk_acq_collision(a);
@@ -208,6 +211,8 @@ static found enlist(acq *a, candidate *c, int64_t *fenced_with)
     int64_t token = 0;
     uint64_t epoch = 0;
     bool changed = false;
+    if (pdk_acq_cancelled(a))
+        return FAILED;
     int rc = publish(a, c->incarnation == 0 ? c->token : 0, &token, &epoch, &changed); /* the floor: only of one just discovered */
     if (rc < 0)
         return FAILED;
@@ -427,6 +432,7 @@ static found retry_kept(acq *a)
 static found retire_records(acq *a)
 {
     pdk_runtime *rt = a->rt;
+    a->drains = true; /* from here on it is one sequence: what has been begun for an id is brought to its end */
     if (a->anonymous)
         return NOTHING;
     for (int round = 0; round < 3; round++) {
@@ -519,14 +525,56 @@ static found roll_back(acq *a, candidate *c, const char *reason, int64_t fenced_
     return FAILED;
 }
 
+/* Somebody wants it gone, or the runtime closes: what is being made is not finished. */
+static bool unwanted(acq *a)
+{
+    if (!atomic_load(&a->unwanted))
+        return false;
+    if (atomic_load(&a->rt->closing))
+        pdk_fail(a->err, PDK_E_CLOSED, 0, "the runtime is shutting down");
+    else
+        pdk_acq_being_destroyed(a);
+    return true;
+}
+
+/* 1, 0 = time over, -1. The wait ends early when nobody wants the sandbox any more. When only its caller has gone it goes on, but
+ * for no longer than a discovered one would be waited for. */
+static int wait_ready(acq *a, const candidate *c, double *seconds)
+{
+    pdk_runtime *rt = a->rt;
+    int ready = 0;
+    pdk_limit limit = *pdk_limit_current();
+    limit.unwanted = &a->unwanted;
+    limit.cancelled = a->cancelled;
+    const pdk_limit *outer = pdk_limit_enter(&limit);
+    bool gone = pdk_acq_gone(a);
+    *seconds = rt->config.ready_timeout;
+    if (!gone)
+        ready = pdk_engine_ready(rt, pdk_view_of(&c->info), *seconds, a->err);
+    if (ready <= 0 && (gone || pdk_acq_gone(a)) && !atomic_load(&a->unwanted)) {
+        limit.cancelled = NULL;
+        pdk_error_clear(a->err);
+        if (rt->config.discover_timeout < *seconds)
+            *seconds = rt->config.discover_timeout;
+        ready = pdk_engine_ready(rt, pdk_view_of(&c->info), *seconds, a->err);
+    }
+    pdk_limit_enter(outer);
+    return ready;
+}
+
 static found settle(acq *a, candidate *c)
 {
     pdk_runtime *rt = a->rt;
     int64_t fenced_with = 0;
-    int ready = pdk_engine_ready(rt, pdk_view_of(&c->info), rt->config.ready_timeout, a->err);
+    double seconds = 0;
+    if (unwanted(a))
+        return roll_back(a, c, "unwanted", 0);
+    int ready = wait_ready(a, c, &seconds);
+    if (unwanted(a))
+        return roll_back(a, c, "unwanted", 0);
     if (ready <= 0) {
         if (ready == 0) {
-            pdk_fail(a->err, PDK_E_UNREADY, 0, "sandbox %s was not ready within %g s", a->id, rt->config.ready_timeout);
+            pdk_fail(a->err, PDK_E_UNREADY, 0, "sandbox %s was not ready within %g s", a->id, seconds);
             pdk_error_set_stage(a->err, "acquire");
         }
         return roll_back(a, c, "unready", 0);
@@ -560,7 +608,7 @@ static found create(acq *a)
     if (pdk_acq_complete(a) < 0 || build_spec(a, &spec) < 0 || pdk_make_room(rt, a->err) < 0)
         return FAILED;
     found ok = FAILED;
-    if (pdk_engine_create(rt, pdk_view_of(&spec), a->id, &c.info, a->err) == 0) {
+    if (!unwanted(a) && pdk_engine_create(rt, pdk_view_of(&spec), a->id, &c.info, a->err) == 0) {
         c.token = pdk_info_token(pdk_view_of(&c.info));
         pdk_emit(rt, PDK_INFO, "created", a->id, pdk_info_str(pdk_view_of(&c.info), "generation"), NULL, NULL);
         ok = settle(a, &c);
@@ -587,68 +635,7 @@ static found discover_patiently(acq *a)
     return ok;
 }
 
-static found in_turn(acq *a)
-{
-    {
-        PDK_GUARD(a->rt->pool.registry);
-        pdk_entry_lapse(&a->rt->pool, a->id, pdk_lease_now(a->rt));
-    }
-    found ok = reuse_active(a);
-    if (ok == NOTHING)
-        ok = reclaim_warm(a);
-    if (ok != NOTHING)
-        return ok;
-    PDK_AUTO_TURN turn = PDK_NO_TURN;
-    if (!a->anonymous) {
-        if (pdk_turn_enter_id(a->rt->serial, a->id, &turn, pdk_limit_current(), a->err) < 0)
-            return FAILED;
-        if ((ok = reuse_active(a)) != NOTHING || (ok = reclaim_warm(a)) != NOTHING)
-            return ok;
-    }
-    if ((ok = retry_kept(a)) != NOTHING || (ok = discover_patiently(a)) != NOTHING ||
-        (ok = retire_records(a)) != NOTHING)
-        return ok;
-    return create(a);
-}
-
-static int effective_identity(acq *a)
-{
-    const pdk_acquire_spec *s = a->spec;
-    pdk_runtime *rt = a->rt;
-    a->anonymous = s->thread == NULL;
-    a->who = (pdk_identity){ s->user, s->thread, s->user_len, s->thread_len };
-    if (s->user == NULL) {
-        if (rt->config.user == NULL)
-            return pdk_fail(a->err, PDK_E_INVALID_ARGUMENT, 0, "user is missing: name one in the call, or set the option user");
-        a->who.user = rt->config.user;
-        a->who.user_len = strlen(rt->config.user);
-    }
-    if (a->anonymous) {
-        a->who.thread = "";
-        a->who.thread_len = 0;
-    }
-    if (a->who.user_len > 4096)
-        return pdk_fail(a->err, PDK_E_INVALID_ARGUMENT, 0, "user is %zu bytes long; at most 4096 are taken", a->who.user_len);
-    if (a->who.thread_len > 4096)
-        return pdk_fail(a->err, PDK_E_INVALID_ARGUMENT, 0, "thread is %zu bytes long; at most 4096 are taken", a->who.thread_len);
-    if (s->holder != NULL && (s->holder[0] == '\0' || strlen(s->holder) >= sizeof a->holder))
-        return pdk_fail(a->err, PDK_E_INVALID_ARGUMENT, 0, "holder must have 1 to %zu bytes", sizeof a->holder - 1);
-    if (s->no_holder && s->holder != NULL)
-        return pdk_fail(a->err, PDK_E_INVALID_ARGUMENT, 0, "holder: a name and no holder cannot be asked for at once");
-    return 0;
-}
-
-static void name_holder(acq *a)
-{
-    static atomic_uint_least64_t next;
-    if (a->spec->holder != NULL)
-        snprintf(a->holder, sizeof a->holder, "%s", a->spec->holder);
-    else if (!a->spec->no_holder)
-        snprintf(a->holder, sizeof a->holder, "%.16s-%llu", a->rt->id, (unsigned long long)atomic_fetch_add(&next, 1) + 1);
-}
-
-/* L12: a holder's live binding is its answer; it does not move to another identity. */
-static found bound_already(acq *a)
+found pdk_acq_bound(acq *a)
 {
     if (a->spec->holder == NULL)
         return NOTHING;
@@ -680,51 +667,57 @@ static int identify(acq *a)
     return 0;
 }
 
-static found acquire(acq *a)
+/* Between two steps: one who has gone gets nothing begun any more. */
+static found next_step(acq *a, found (*step)(acq *a))
 {
-    found ok = bound_already(a);
-    if (ok != NOTHING)
-        return ok;
-    if (identify(a) < 0)
-        return FAILED;
-    PDK_AUTO_TURN turn = PDK_NO_TURN;
-    if (!a->anonymous) {
-        PDK_AUTO_PACK key = PDK_NO_PACK; /* lengths are part of it: no two identities share one */
-        pdk_put_str(&key, a->who.user, a->who.user_len);
-        pdk_put_str(&key, a->who.thread, a->who.thread_len);
-        if (key.failed)
-            return pdk_acq_no_memory(a);
-        if (pdk_turn_enter(a->rt->serial, key.data, key.len, &turn, pdk_limit_current(), a->err) < 0)
-            return FAILED;
-    }
-    return in_turn(a);
+    return pdk_acq_cancelled(a) ? FAILED : step(a);
 }
 
-int pdk_runtime_acquire(pdk_runtime *rt, const pdk_acquire_spec *spec, pdk_box **out, pdk_error *err)
+static void remember_making(acq *a)
 {
-    PDK_AUTO_ERROR own = PDK_NO_ERROR; /* the steps look at the error, so there must be one */
-    *out = NULL;
-    PDK_CALL(rt, err, -1);
-    acq a = { .rt = rt, .spec = spec, .err = &own };
-    if (!(spec->timeout >= 0) || spec->timeout > 1e9)
-        return pdk_fail(err, PDK_E_INVALID_ARGUMENT, 0, "timeout must be a number of seconds, 0 or more");
-    if (effective_identity(&a) < 0) {
-        pdk_error_move(err, &own);
-        return -1;
+    PDK_GUARD(a->rt->pool.registry);
+    if (atomic_load(&a->rt->closing)) /* whoever closes has looked through the list before we stood on it */
+        atomic_store(&a->unwanted, true);
+    a->next = a->rt->making;
+    if (a->next != NULL)
+        a->next->previous = a;
+    a->rt->making = a;
+}
+
+static void forget_making(acq **made)
+{
+    acq *a = *made;
+    PDK_GUARD(a->rt->pool.registry);
+    *(a->previous != NULL ? &a->previous->next : &a->rt->making) = a->next;
+    if (a->next != NULL)
+        a->next->previous = a->previous;
+}
+
+found pdk_acq_look(acq *a)
+{
+    if (identify(a) < 0 || pdk_acq_cancelled(a))
+        return FAILED;
+    {
+        PDK_GUARD(a->rt->pool.registry);
+        pdk_entry_lapse(&a->rt->pool, a->id, pdk_lease_now(a->rt));
     }
-    name_holder(&a);
-    pdk_limit limit = pdk_limit_for(pdk_limit_current(), spec->timeout);
-    const pdk_limit *outer = pdk_limit_enter(&limit);
-    found ok = acquire(&a);
-    pdk_limit_enter(outer);
-    pdk_pack_free(&a.requirements);
-    if (ok == FOUND) {
-        *out = a.box;
-        return 0;
-    }
-    if (own.kind == PDK_OK) /* cannot be: every way out that fails says why */
-        pdk_fail(&own, PDK_E_LOST, 0, "sandbox %s changed hands while it was acquired; try again", a.id);
-    pdk_emit(rt, PDK_WARN, "acquire_failed", a.id[0] != '\0' ? a.id : NULL, NULL, NULL, &own);
-    pdk_error_move(err, &own);
-    return -1;
+    found ok = reuse_active(a);
+    return ok == NOTHING ? next_step(a, reclaim_warm) : ok;
+}
+
+found pdk_acq_make(acq *a)
+{
+    __attribute__((cleanup(forget_making))) acq *made = a;
+    remember_making(made);
+    found ok = a->anonymous ? NOTHING : reuse_active(a);
+    if (ok == NOTHING)
+        ok = next_step(a, reclaim_warm);
+    a->makes = true;
+    if (ok == NOTHING)
+        ok = next_step(a, retry_kept);
+    if (ok == NOTHING)
+        ok = next_step(a, discover_patiently);
+    if (ok == NOTHING)
+        ok = next_step(a, retire_records);
+    return ok == NOTHING ? next_step(a, create) : ok;
 }

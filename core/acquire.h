@@ -1,5 +1,9 @@
-/* acquire.h -- one acquire under way; shared by acquire.c (the steps, and the hand-out) and candidate.c (what is thought of a
- * sandbox that might serve) only. */
+/* acquire.h -- one acquire under way; shared by acquiring.c (turns, cancellation, the result), acquire.c (the steps, and the
+ * hand-out) and candidate.c (what is thought of a sandbox that might serve) only.
+ *
+ * Cancelling: a step that has started is drained, and `cancelled` is looked at between steps (pdk_acq_cancelled). From the first
+ * teardown for a replacement in the id's turn, or the look for records, on (`drains`), all is one sequence that runs to its end;
+ * what it has handed out is then given back by acquiring.c, before any turn is. */
 #ifndef PDK_ACQUIRE_H
 #define PDK_ACQUIRE_H
 
@@ -7,7 +11,7 @@
 
 typedef enum found { FAILED = -1, NOTHING = 0, FOUND = 1 } found;
 
-typedef struct acq { /* one acquire; on its caller's stack */
+typedef struct acq { /* one acquire; on its caller's stack, or in a pdk_acquiring */
     pdk_runtime *rt;
     const pdk_acquire_spec *spec;
     pdk_identity who;
@@ -17,6 +21,12 @@ typedef struct acq { /* one acquire; on its caller's stack */
     pdk_pack requirements;
     pdk_box *box;              /* the result */
     pdk_error *err;
+    atomic_bool *cancelled;    /* its caller's; or NULL */
+    bool makes;                /* it has the id's turn, and found nothing to reuse */
+    bool drains;               /* the sequence has begun that runs to its end, cancelled or not */
+    bool bound_before;         /* the holder had this very binding already: it is not given up with a cancelled result */
+    atomic_bool unwanted;      /* set under the registry lock: somebody waits to destroy what this makes */
+    struct acq *next, *previous; /* registry: of rt->making */
 } acq;
 
 typedef struct candidate { /* a sandbox under consideration; its facts as copied at one moment */
@@ -33,9 +43,25 @@ typedef struct candidate { /* a sandbox under consideration; its facts as copied
 
 #define AUTO_CANDIDATE __attribute__((cleanup(pdk_acq_candidate_free))) candidate
 
+/* Whether its caller has gone. */
+static inline bool pdk_acq_gone(const acq *a)
+{
+    return a->cancelled != NULL && atomic_load(a->cancelled);
+}
+
+/* ---- acquire.c ---- */
+/* L12: a holder's live binding is its answer; it does not move to another identity. Memory only. */
+found pdk_acq_bound(acq *a);
+/* In the identity's turn: asks what is needed and the id, and reuses what this runtime has. NOTHING = none. */
+found pdk_acq_look(acq *a);
+/* In the id's turn as well: looks again, discovers, creates. Never NOTHING. */
+found pdk_acq_make(acq *a);
+
 /* ---- candidate.c. Those that answer `found` have filled a->err when they answer FAILED. ---- */
 void pdk_acq_candidate_free(candidate *c);
 found pdk_acq_no_memory(acq *a);
+/* Between steps: whether it was cancelled and need not go on; fills a->err then. */
+bool pdk_acq_cancelled(acq *a);
 /* replacement_deferred with the reason: must not be reused and cannot be replaced now. */
 found pdk_acq_deferred(acq *a, const char *reason, const char *why);
 found pdk_acq_collision(acq *a);

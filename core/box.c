@@ -93,6 +93,12 @@ int pdk_release(pdk_box *b, pdk_error *err)
     return b->park_on_release ? pdk_runtime_park(b->rt, b->id, err) : 0;
 }
 
+void pdk_box_drop(pdk_box *b)
+{
+    if (b != NULL)
+        box_destroy(b);
+}
+
 void pdk_box_free(pdk_box *b)
 {
     if (b == NULL)

@@ -17,6 +17,14 @@ found pdk_acq_no_memory(acq *a)
     return (found)pdk_fail(a->err, PDK_E_NO_MEMORY, 0, "no memory to acquire %s", a->id);
 }
 
+bool pdk_acq_cancelled(acq *a)
+{
+    if (a->drains || !pdk_acq_gone(a))
+        return false;
+    pdk_fail(a->err, PDK_E_CANCELLED, 0, "the acquire was cancelled");
+    return true;
+}
+
 found pdk_acq_deferred(acq *a, const char *reason, const char *why)
 {
     pdk_fail_reason(a->err, PDK_E_REPLACEMENT_DEFERRED, reason, "sandbox %s must not be reused and %s; try again later", a->id, why);
@@ -65,6 +73,9 @@ found pdk_acq_replace(acq *a, const candidate *c, const char *reason, bool dead,
 {
     pdk_teardown td = { .id = a->id, .reason = reason, .ignore_holders = dead, .incarnation = c->incarnation,
                         .dirty = c->dirty || c->retry };
+    if (pdk_acq_cancelled(a))
+        return FAILED;
+    a->drains |= a->makes; /* what is stopped in order to be replaced is replaced */
     if (c->incarnation == 0)
         td.info = pdk_view_of(&c->info);
     else if (strcmp(c->source, "warm") == 0)

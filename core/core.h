@@ -53,6 +53,7 @@ struct pdk_runtime {
     pdk_serial *serial;
     pdk_pool pool;          /* its own lock */
     pdk_probes probes;      /* likewise */
+    struct acq *making;     /* the registry's: acquires that have their id's turn */
     int record_fd;          /* of state_dir/runtimes/<pid>.<id>.json, locked while we live; -1 */
     char *record_path;
 
@@ -179,13 +180,14 @@ pdk_acquiring *pdk_acquire_begin(pdk_runtime *rt, const pdk_acquire_spec *spec, 
 int pdk_acquire_ask(pdk_acquiring *a, pdk_error *err);
 /* Does what can be done now; blocks, and calls the engine, stores and policies, under no limit: what has started is drained.
  * 1 = *out is the caller's; -1 = failed, or cancelled: what was left to do for that is done; 0 = waits: step again when `granted`
- * was called. After 1 and -1 all turns are given back. One thread at a time. */
+ * was called, which may be before this has returned. After 1 and -1 all turns are given back. One thread at a time. */
 int pdk_acquire_step(pdk_acquiring *a, pdk_box **out, pdk_error *err);
 /* Ends one that is not being stepped: it has left every queue and given its turns back, `granted` will not be called any more (a
- * call under way is over), and a later step answers `cancelled` without doing anything. false = it is being stepped: it looks at
- * `cancelled`. Never blocks. */
+ * call under way is over), and a later step answers `cancelled` without doing anything. false = it is being stepped, and that step
+ * sees `cancelled` when that was set before; or it is over. It ends once: by one true from here, or by one 1 or -1 from a step.
+ * Never blocks. */
 bool pdk_acquire_abandon(pdk_acquiring *a);
-/* Frees it: after a step that answered 1 or -1, after pdk_acquire_abandon, or before pdk_acquire_ask. NULL is fine. */
+/* Frees it, when no call of it is under way; abandons it first if it is not over. NULL is fine. */
 void pdk_acquire_end(pdk_acquiring *a);
 const char *pdk_acquire_id(const pdk_acquiring *a); /* of its sandbox; "" as long as the policy was not asked. Its stepper only */
 /* Somebody wants the sandbox of that id (NULL = every one) gone: an acquire that is about to create it, or waits until it is
@@ -197,6 +199,7 @@ void pdk_acquire_unwanted(pdk_runtime *rt, const char *id);
 void pdk_park_or_recycle(pdk_runtime *rt, const char *id, uint64_t incarnation);
 pdk_box *pdk_box_new(pdk_runtime *rt, const pdk_entry *e, const char *holder, const char *source, bool park_on_release)
     PDK_REQUIRES(rt->pool.registry);
+void pdk_box_drop(pdk_box *box); /* frees the memory; its holder stays bound. NULL is fine */
 void pdk_put_identity(pdk_pack *p, pdk_mark *m, const pdk_entry *e); /* key identity, when known */
 void pdk_put_who(pdk_pack *p, pdk_mark *m, const pdk_identity *who); /* likewise; NULL = unknown */
 

@@ -218,7 +218,7 @@ static pdk_error_kind refusal(pdk_host *h, const pdk_limit *limit) PDK_REQUIRES(
 {
     if (h->closed)
         return PDK_E_CLOSED;
-    if (limit->cancelled != NULL && atomic_load(limit->cancelled))
+    if (pdk_limit_cancelled(limit))
         return PDK_E_CANCELLED;
     return limit->deadline != PDK_NEVER && pdk_now_monotonic() >= limit->deadline ? PDK_E_TIMEOUT : PDK_OK;
 }
@@ -249,7 +249,7 @@ static pdk_error_kind wait_done(pdk_host *h, pdk_call *call, const pdk_limit *li
                 return kind;
             }
             until = limit->deadline;
-            if (limit->cancelled != NULL && until > pdk_now_monotonic() + CANCEL_LOOK)
+            if (pdk_limit_can_cancel(limit) && until > pdk_now_monotonic() + CANCEL_LOOK)
                 until = pdk_now_monotonic() + CANCEL_LOOK;
         }
         pdk_cond_wait_until(&h->done, &h->lock, until);

@@ -440,23 +440,18 @@ static CURLcode set_options(transfer *t, pdk_ns now)
     return CURLE_OK;
 }
 
-static bool is_cancelled(const pdk_limit *limit)
-{
-    return limit->cancelled != NULL && atomic_load(limit->cancelled);
-}
-
 /* How long to wait for events now, in ns: not beyond the deadline, and in slices while somebody may cancel. */
 static pdk_ns slice(const transfer *t, const pdk_limit *limit, pdk_ns now)
 {
     pdk_ns left = t->deadline == PDK_NEVER ? PDK_NS_PER_S : t->deadline - now;
     if (left > PDK_NS_PER_S)
         left = PDK_NS_PER_S;
-    return limit->cancelled != NULL && left > CANCEL_SLICE ? CANCEL_SLICE : left;
+    return pdk_limit_can_cancel(limit) && left > CANCEL_SLICE ? CANCEL_SLICE : left;
 }
 
 static ending state_now(const transfer *t, const pdk_limit *limit, pdk_ns now)
 {
-    if (is_cancelled(limit))
+    if (pdk_limit_cancelled(limit))
         return END_CANCELLED;
     return now >= t->deadline ? END_DEADLINE : END_DONE;
 }

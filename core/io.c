@@ -118,14 +118,14 @@ static int sleep_until(pdk_ns target, pdk_error *err)
     const pdk_limit *limit = pdk_limit_current();
     for (;;) {
         pdk_ns now = pdk_now_monotonic();
-        if (limit->cancelled != NULL && atomic_load(limit->cancelled))
+        if (pdk_limit_cancelled(limit))
             return pdk_fail(err, PDK_E_CANCELLED, 0, "cancelled while it slept");
         if (now >= target)
             return 0;
         if (now >= limit->deadline)
             return pdk_fail(err, PDK_E_TIMEOUT, 0, "the operation's time limit passed while it slept");
         pdk_ns until = target < limit->deadline ? target : limit->deadline;
-        pdk_sleep_ns(limit->cancelled != NULL && until - now > SLICE ? SLICE : until - now);
+        pdk_sleep_ns(pdk_limit_can_cancel(limit) && until - now > SLICE ? SLICE : until - now);
     }
 }
 

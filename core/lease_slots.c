@@ -130,7 +130,7 @@ static pdk_ns wait_end(void)
 
 static bool cancelled(void)
 {
-    return pdk_limit_current()->cancelled != NULL && atomic_load(pdk_limit_current()->cancelled);
+    return pdk_limit_cancelled(pdk_limit_current());
 }
 
 static int waited_out(pdk_slots *s, pdk_error *err)

@@ -2,7 +2,7 @@
  * a cancel is seen by whoever works for the operation at that moment. */
 #include "limit.h"
 
-static const pdk_limit unlimited = { PDK_NEVER, NULL };
+static const pdk_limit unlimited = { .deadline = PDK_NEVER };
 static _Thread_local const pdk_limit *current;
 
 const pdk_limit *pdk_limit_current(void)

@@ -8,8 +8,19 @@
 typedef struct pdk_limit {  /* owned by the operation; read by whoever works for it */
     pdk_ns deadline;        /* on the REAL monotonic clock (pdk_now_monotonic); PDK_NEVER = none */
     atomic_bool *cancelled; /* or NULL */
+    atomic_bool *unwanted;  /* or NULL: somebody else wants it ended; to whoever waits it is the same */
 } pdk_limit;
-#define PDK_NO_LIMIT ((pdk_limit){ PDK_NEVER, NULL })
+#define PDK_NO_LIMIT ((pdk_limit){ PDK_NEVER, NULL, NULL })
+
+static inline bool pdk_limit_cancelled(const pdk_limit *l)
+{
+    return (l->cancelled != NULL && atomic_load(l->cancelled)) || (l->unwanted != NULL && atomic_load(l->unwanted));
+}
+/* Whether it may be cancelled at all: who waits must look now and then. */
+static inline bool pdk_limit_can_cancel(const pdk_limit *l)
+{
+    return l->cancelled != NULL || l->unwanted != NULL;
+}
 
 /* The limit that I/O on this thread is under now; never NULL. Primitives take the smaller of it and their own. */
 const pdk_limit *pdk_limit_current(void);

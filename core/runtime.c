@@ -425,6 +425,7 @@ static int end_begin(pdk_runtime *rt, pdk_error *err)
     }
     if (rt->serial != NULL)
         pdk_serial_close(rt->serial);
+    pdk_acquire_unwanted(rt, NULL);
     return 0;
 }
 
@@ -684,6 +685,7 @@ static pdk_teardown_result destroy_untracked(pdk_runtime *rt, const char *id, pd
 {
     PDK_AUTO_PACK info = PDK_NO_PACK;
     PDK_AUTO_TURN turn = PDK_NO_TURN; /* so that no acquire of it is half-way, here or in another process */
+    pdk_acquire_unwanted(rt, id);
     if (pdk_turn_enter_id(rt->serial, id, &turn, pdk_limit_current(), err) < 0)
         return PDK_TD_ERROR;
     int there = pdk_engine_inspect(rt, id, PDK_NO_VIEW, &info, err);

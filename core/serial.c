@@ -212,7 +212,7 @@ int pdk_turn_ask(pdk_serial *s, const void *key, size_t len, pdk_waiter *w, pdk_
 
 static int ended(const pdk_limit *limit, pdk_error *err)
 {
-    if (limit->cancelled != NULL && atomic_load(limit->cancelled))
+    if (pdk_limit_cancelled(limit))
         return pdk_fail(err, PDK_E_CANCELLED, 0, "cancelled while waiting for another acquire of the same identity");
     if (limit->deadline != PDK_NEVER && pdk_now_monotonic() >= limit->deadline)
         return pdk_fail(err, PDK_E_TIMEOUT, 0, "the time limit passed while waiting for another acquire of the same identity");
@@ -221,7 +221,7 @@ static int ended(const pdk_limit *limit, pdk_error *err)
 
 static pdk_ns next_look(const pdk_limit *limit)
 {
-    pdk_ns slice = limit->cancelled == NULL ? PDK_NEVER : pdk_now_monotonic() + SLICE;
+    pdk_ns slice = pdk_limit_can_cancel(limit) ? pdk_now_monotonic() + SLICE : PDK_NEVER;
     return slice < limit->deadline ? slice : limit->deadline;
 }
 

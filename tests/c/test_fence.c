@@ -338,7 +338,7 @@ TEST("one at a time has the turn of an identity, another identity is not held up
     CHECK_INT(atomic_load(&peer.done), 200);
     CHECK_INT((int)pdk_serial_keys(t.s), 0);
     pdk_turn a = PDK_NO_TURN, b = PDK_NO_TURN;
-    pdk_limit soon = { pdk_now_monotonic() + 50 * 1000 * 1000, NULL };
+    pdk_limit soon = { .deadline = pdk_now_monotonic() + 50 * 1000 * 1000 };
     PDK_AUTO_ERROR err = PDK_NO_ERROR;
     CHECK_INT(pdk_turn_enter_id(t.s, "a", &a, &soon, &err), 0);
     CHECK_INT(pdk_turn_enter_id(t.s, "b", &b, &soon, &err), 0);
@@ -355,7 +355,7 @@ static void *wait_for_turn(void *arg)
     turns *t = arg;
     PDK_AUTO_ERROR err = PDK_NO_ERROR;
     pdk_turn turn = PDK_NO_TURN;
-    pdk_limit limit = { PDK_NEVER, &t->cancelled };
+    pdk_limit limit = { .deadline = PDK_NEVER, .cancelled = &t->cancelled };
     if (pdk_turn_enter(t->s, "k", 1, &turn, &limit, &err) < 0)
         atomic_fetch_add(&t->most, err.kind == PDK_E_CANCELLED || err.kind == PDK_E_CLOSED ? 1 : 100);
     else

@@ -581,7 +581,7 @@ TEST("a request's own time limit is exact, and says whether it was sent")
 
 TEST("the thread's limit ends a request as timeout, a cancel within 50 ms as cancelled")
 {
-    pdk_limit limit = { pdk_after(pdk_now_monotonic(), pdk_seconds(0.2)), NULL };
+    pdk_limit limit = { .deadline = pdk_after(pdk_now_monotonic(), pdk_seconds(0.2)) };
     const pdk_limit *former = pdk_limit_enter(&limit);
     double before = test_now();
     AUTO_OUTCOME a = ASK(un.url, "/slow", .timeout = 5);
@@ -592,7 +592,7 @@ TEST("the thread's limit ends a request as timeout, a cancel within 50 ms as can
     CHECK_KIND(b.err, PDK_E_TIMEOUT);
     CHECK_INT(b.failure, PDK_HTTP_NOT_SENT);
     atomic_bool flag = false;
-    pdk_limit cancellable = { PDK_NEVER, &flag };
+    pdk_limit cancellable = { .deadline = PDK_NEVER, .cancelled = &flag };
     pdk_limit_enter(&cancellable);
     pthread_t t;
     pthread_create(&t, NULL, cancel_soon, &flag);

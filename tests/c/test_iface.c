@@ -136,7 +136,7 @@ static void check_iface(pdk_iface *f)
     CHECK_INT(call(f, "inside", NULL, NULL, &err), 0);
     CHECK_STR(answer, "t");
     CHECK(!pdk_inside_callback());
-    pdk_limit limit = { pdk_now_monotonic() + 5 * PDK_NS_PER_S, NULL };
+    pdk_limit limit = { .deadline = pdk_now_monotonic() + 5 * PDK_NS_PER_S };
     CHECK_INT(call(f, "limited", NULL, &limit, &err), 0);
     CHECK_STR(answer, "t");
     CHECK(pdk_limit_current()->deadline == PDK_NEVER);
@@ -287,7 +287,7 @@ TEST("a queued call that nobody takes is withdrawn at its deadline, and never ru
     pdk_iface *f;
     lua_State *L = new_host(&h, &f, true);
     REQUIRE(L != NULL && f != NULL);
-    caller c = { f, { pdk_now_monotonic() + PDK_NS_PER_S / 20, NULL }, 0, PDK_NO_ERROR };
+    caller c = { f, { .deadline = pdk_now_monotonic() + PDK_NS_PER_S / 20 }, 0, PDK_NO_ERROR };
     pdk_thread t;
     CHECK_INT(pdk_thread_start(&t, "caller", call_once, &c), 0);
     pdk_thread_join(&t);
@@ -307,7 +307,7 @@ TEST("a queued call is withdrawn when its operation is cancelled")
     lua_State *L = new_host(&h, &f, true);
     REQUIRE(L != NULL && f != NULL);
     atomic_bool cancelled = false;
-    caller c = { f, { PDK_NEVER, &cancelled }, 0, PDK_NO_ERROR };
+    caller c = { f, { .deadline = PDK_NEVER, .cancelled = &cancelled }, 0, PDK_NO_ERROR };
     pdk_thread t;
     CHECK_INT(pdk_thread_start(&t, "caller", call_once, &c), 0);
     pdk_sleep_ns(PDK_NS_PER_S / 50);

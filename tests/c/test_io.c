@@ -204,7 +204,7 @@ static void *cancel_soon(void *flag)
 TEST("the thread's limit ends a sleep and a request, and is what deadline says")
 {
     PDK_AUTO_ERROR warm = lua("");
-    pdk_limit limit = { pdk_after(pdk_now_monotonic(), pdk_seconds(0.2)), NULL };
+    pdk_limit limit = { .deadline = pdk_after(pdk_now_monotonic(), pdk_seconds(0.2)) };
     const pdk_limit *former = pdk_limit_enter(&limit);
     double before = test_now();
     PDK_AUTO_ERROR err = lua("local io, path = require 'paddock.io', ...\n"
@@ -218,7 +218,7 @@ TEST("the thread's limit ends a sleep and a request, and is what deadline says")
                               "assert(e.failure == 'not_sent'); error(e)");
     CHECK_KIND(late, PDK_E_TIMEOUT);
     atomic_bool flag = false;
-    pdk_limit cancellable = { PDK_NEVER, &flag };
+    pdk_limit cancellable = { .deadline = PDK_NEVER, .cancelled = &flag };
     pdk_limit_enter(&cancellable);
     pthread_t t;
     pthread_create(&t, NULL, cancel_soon, &flag);

@@ -322,7 +322,7 @@ TEST("a change that is held up on its way, after it was told what time it is, ch
     for (int i = 0; i < 2; i++) {
         int before = atoi(redis_do(&s, "EXISTS {paddock}:quarantine:engine:x"));
         atomic_store(&g.hold, true);
-        pdk_limit limit = { pdk_now_monotonic() + PDK_NS_PER_S / 5, NULL };
+        pdk_limit limit = { .deadline = pdk_now_monotonic() + PDK_NS_PER_S / 5 };
         const pdk_limit *outer = pdk_limit_enter(&limit);
         if (i == 0)
             CHECK_STORAGE(retire(a, "x", NULL), "own time");
@@ -357,7 +357,7 @@ TEST("what is called off because its time is over in the server's own clock is a
     CHECK_STORAGE(record(a, "x", "g1"), "unknown command");
     CHECK_INT(has(a, "x", "g1"), 1);
     CHECK_INT(has(b, "x", "g1"), 0);
-    const pdk_limit over = { pdk_now_monotonic(), NULL }, *outer = pdk_limit_enter(&over);
+    const pdk_limit over = { .deadline = pdk_now_monotonic() }, *outer = pdk_limit_enter(&over);
     CHECK_UNAVAILABLE(has(b, "x", "g1"), "no time is left");
     pdk_limit_enter(outer);
     CHECK_INT(has(b, "x", "g1"), 0);
@@ -465,7 +465,7 @@ TEST("a record that was made after a retirement stands, also of an unknown gener
     CHECK_INT(retire(b, "z", "g"), 0);
     CHECK_INT(record(a, "x", NULL), 0); /* told */
     CHECK_INT(record(a, "z", "g"), 0);
-    const pdk_limit over = { pdk_now_monotonic(), NULL }, *outer = pdk_limit_enter(&over);
+    const pdk_limit over = { .deadline = pdk_now_monotonic() }, *outer = pdk_limit_enter(&over);
     CHECK_STORAGE(record(a, "y", NULL), "redis at"); /* not told */
     pdk_limit_enter(outer);
     CHECK_INT(republish(a), 0);

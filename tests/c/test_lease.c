@@ -551,14 +551,14 @@ TEST("file: a process that is stopped while it has the table's lock makes others
     REQUIRE(a != NULL && take(a, "x", 0) > 0);
     pid_t pid = locker();
     REQUIRE(pid > 0);
-    pdk_limit limit = { pdk_now_monotonic() + 200 * 1000 * 1000, NULL };
+    pdk_limit limit = { .deadline = pdk_now_monotonic() + 200 * 1000 * 1000 };
     const pdk_limit *outer = pdk_limit_enter(&limit);
     double before = test_now();
     CHECK(unavailable_once(a, "x"));
     CHECK_NUM(test_now() - before, 0.2, 0.1);
     pdk_limit_enter(outer);
     atomic_bool cancel = true;
-    limit = (pdk_limit){ PDK_NEVER, &cancel };
+    limit = (pdk_limit){ .deadline = PDK_NEVER, .cancelled = &cancel };
     pdk_limit_enter(&limit);
     before = test_now();
     CHECK(unavailable_once(a, "x"));

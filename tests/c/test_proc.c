@@ -219,13 +219,13 @@ TEST("the thread's limit ends a wait: by its deadline, and by its cancel flag")
 {
     PDK_AUTO_ERROR err = PDK_NO_ERROR;
     pdk_run_result r;
-    pdk_limit limit = { pdk_after(pdk_now_monotonic(), pdk_seconds(0.1)), NULL };
+    pdk_limit limit = { .deadline = pdk_after(pdk_now_monotonic(), pdk_seconds(0.1)) };
     const pdk_limit *former = pdk_limit_enter(&limit);
     CHECK_INT(run_text(SH("sleep 30"), NULL, 30, &r, &err), -1);
     CHECK_KIND(err, PDK_E_TIMEOUT);
     pdk_error_clear(&err);
     atomic_bool cancelled = true;
-    limit = (pdk_limit){ PDK_NEVER, &cancelled };
+    limit = (pdk_limit){ .deadline = PDK_NEVER, .cancelled = &cancelled };
     CHECK_INT(run_text(SH("sleep 30"), NULL, 30, &r, &err), -1);
     CHECK_KIND(err, PDK_E_CANCELLED);
     pdk_limit_enter(former);

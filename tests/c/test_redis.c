@@ -439,7 +439,7 @@ TEST("a password that is missing or wrong, and a database that is not there, are
         snprintf(url, sizeof url, "unix://%s%s%s", rows[i].login, s.path, rows[i].query);
         AUTO_LEASE *a = pdk_lease_redis(url, "", "a", 60, NULL);
         if (rows[i].said == NULL) { /* also after a call whose time was over before it could log in */
-            const pdk_limit over = { pdk_now_monotonic(), NULL }, *outer = pdk_limit_enter(&over);
+            const pdk_limit over = { .deadline = pdk_now_monotonic() }, *outer = pdk_limit_enter(&over);
             CHECK_UNAVAILABLE(take(a, "x"), "no time is left");
             pdk_limit_enter(outer);
             CHECK(take(a, "x") > 0);

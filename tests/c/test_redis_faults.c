@@ -163,7 +163,7 @@ TEST("an operation whose own time ends sooner fails then, and is not held agains
     CHECK(take(a, "x") > 0);
     kill(s.pid, SIGSTOP);
     double start = test_now();
-    pdk_limit limit = { pdk_now_monotonic() + PDK_NS_PER_S / 5, NULL };
+    pdk_limit limit = { .deadline = pdk_now_monotonic() + PDK_NS_PER_S / 5 };
     const pdk_limit *outer = pdk_limit_enter(&limit);
     CHECK_UNAVAILABLE(take(a, "x"), "own time");
     CHECK_NUM(test_now() - start, 0.2, 0.1);

@@ -12,17 +12,24 @@ static const char world_engine[] =
     "local io = require 'paddock.io'\n"
     "local n, gone = 0, {}\n"
     "local M = { name = 'scripted', capabilities = { fenced = false } }\n"
-    "local function at(name, id, generation) if hook then\n"
-    "  local what, s = hook(name, id or '', generation or '')\n"
-    "  if what == 'sleep' then io.sleep(s) elseif what == 'fail' then error(s, 0) end end end\n"
+    "local function at(name, id, generation)\n"
+    "  while hook do\n"
+    "    local what, s = hook(name, id or '', generation or '')\n"
+    "    if what ~= 'again' then\n"
+    "      if what == 'sleep' then io.sleep(s) elseif what == 'fail' then error(s, 0) end\n"
+    "      return what, s end\n"
+    "    io.sleep(s) end end\n"
+    "local function seen(id, what, n)\n"
+    "  if what == 'found' then return { sandbox_id = id, generation = ('x%d'):format(n) } end end\n"
     "function M.create(_, spec) n = n + 1 local g = 'g' .. n at('create', spec.sandbox_id, g)\n"
     "  return { sandbox_id = spec.sandbox_id, generation = g } end\n"
     "function M.destroy(_, info) at('destroy', info.sandbox_id, info.generation) gone[info.generation or '?'] = true end\n"
-    "function M.inspect(_, id, info) at('inspect', id)\n"
+    "function M.inspect(_, id, info) local found = seen(id, at('inspect', id))\n"
+    "  if info == nil then info = found end\n"
     "  if info == nil or gone[info.generation or '?'] then return nil end return info end\n"
-    "function M.discover(_, id) at('discover', id) end\n"
-    "function M.alive(_, info) at('alive', info.sandbox_id) return true end\n"
-    "function M.ready(_, info) at('ready', info.sandbox_id) return true end\n"
+    "function M.discover(_, id) return seen(id, at('discover', id)) end\n"
+    "function M.alive(_, info) return at('alive', info.sandbox_id) ~= 'no' end\n"
+    "function M.ready(_, info) return at('ready', info.sandbox_id) ~= 'no' end\n"
     "function M.list() at('list') return {} end\n"
     "function M.finish(_, id) at('finish', id) end\n"
     "function M.connect(_, info) at('connect', info.sandbox_id) return {\n"
@@ -33,8 +40,16 @@ static const char world_engine[] =
     "  close = function() at('close', info.sandbox_id, info.generation) end } end\n"
     "return M\n";
 
-/* Answers 0, or 1 = sleep *seconds, or -1 = fail. Called on whatever thread calls the engine, with the Lua mutex held; a test may
+/* Answers WORLD_GO_ON, or one of the others, with its number in *seconds. Called on whatever thread calls the engine, with the Lua mutex held; a test may
  * change it meanwhile, and what it sets before that is seen by the hook. */
+enum {
+    WORLD_FAIL = -1,
+    WORLD_GO_ON = 0,
+    WORLD_SLEEP = 1, /* *seconds, then go on */
+    WORLD_AGAIN = 2, /* sleep *seconds, then ask again */
+    WORLD_FOUND = 3, /* discover, and inspect by id: there is the generation x<*seconds> */
+    WORLD_NO = 4     /* alive, ready */
+};
 typedef int (*world_hook_fn)(const char *name, const char *id, const char *detail, double *seconds);
 static _Atomic(world_hook_fn) world_hook;
 static atomic_int world_destroys, world_closes, world_lists;
@@ -53,8 +68,11 @@ static inline int world_call_hook(lua_State *L)
     int what = fn == NULL ? 0 : fn(name, lua_tostring(L, 2), lua_tostring(L, 3), &seconds);
     if (what == 0)
         return 0;
-    lua_pushstring(L, what > 0 ? "sleep" : "fail");
-    if (what > 0)
+    static const char *const words[] = { "", "sleep", "again", "found", "no" };
+    lua_pushstring(L, what > 0 ? words[what] : "fail");
+    if (what == WORLD_FOUND)
+        lua_pushinteger(L, (lua_Integer)seconds);
+    else if (what > 0)
         lua_pushnumber(L, seconds);
     else
         lua_pushstring(L, "the engine was told to fail");
