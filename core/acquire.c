@@ -600,6 +600,17 @@ static found settle(acq *a, candidate *c)
     return ok == FOUND ? FOUND : roll_back(a, c, "not_registered", fenced_with);
 }
 
+/* Made, and the engine itself says that it cannot serve: info.rejected = { reason, message }. It is taken back like what a policy
+ * did not admit, and the rejection is what the caller sees, whatever becomes of the clean-up. */
+static found rejected(acq *a, candidate *c, pdk_view why)
+{
+    const char *reason = pdk_info_str(why, "reason"), *message = pdk_info_str(why, "message");
+    pdk_fail_reason(a->err, PDK_E_BACKEND_ERROR, reason != NULL ? reason : "rejected", "sandbox %s cannot be used: %s", a->id,
+                    message != NULL ? message : "the backend rejects what it made");
+    pdk_error_set_stage(a->err, "create");
+    return roll_back(a, c, "rejected", 0);
+}
+
 static found create(acq *a)
 {
     pdk_runtime *rt = a->rt;
@@ -611,7 +622,8 @@ static found create(acq *a)
     if (!unwanted(a) && pdk_engine_create(rt, pdk_view_of(&spec), a->id, &c.info, a->err) == 0) {
         c.token = pdk_info_token(pdk_view_of(&c.info));
         pdk_emit(rt, PDK_INFO, "created", a->id, pdk_info_str(pdk_view_of(&c.info), "generation"), NULL, NULL);
-        ok = settle(a, &c);
+        pdk_view why = pdk_view_get(pdk_view_of(&c.info), "rejected");
+        ok = pdk_view_is_nil(why) ? settle(a, &c) : rejected(a, &c, why);
     }
     pdk_error_set_id(a->err, a->id);
     pdk_room_done(rt);

@@ -213,7 +213,9 @@ static int make_key(const transfer *t, const char *scheme, const char *host, con
     struct stat st = { 0 };
     if (path != NULL && stat(path, &st) < 0)
         st = (struct stat){ 0 };
-    int n = path == NULL ? snprintf(key, size, "%s://%s:%s %s", scheme, host, port, t->direct ? "direct" : "proxy")
+    /* one authority's word for a server is not another's */
+    int n = path == NULL ? snprintf(key, size, "%s://%s:%s %s %s", scheme, host, port, t->direct ? "direct" : "proxy",
+                                    t->tls && t->req->ca_file != NULL ? t->req->ca_file : "")
                          : snprintf(key, size, "%s://%s:%s unix %llx:%llx:%llx.%lx %s", scheme, host, port,
                                     (unsigned long long)st.st_dev, (unsigned long long)st.st_ino,
                                     (unsigned long long)st.st_ctim.tv_sec, (unsigned long)st.st_ctim.tv_nsec, path);
@@ -409,7 +411,7 @@ static CURLcode set_options(transfer *t, pdk_ns now)
         rc = curl_easy_setopt(e, CURLOPT_UNIX_SOCKET_PATH, t->unix_path);
     if (rc == CURLE_OK && t->direct)
         rc = curl_easy_setopt(e, CURLOPT_PROXY, "");
-    const char *roots = t->tls ? getenv("SSL_CERT_FILE") : NULL; /* as curl itself and Python do */
+    const char *roots = !t->tls ? NULL : req->ca_file != NULL ? req->ca_file : getenv("SSL_CERT_FILE"); /* as curl and Python do */
     if (rc == CURLE_OK && roots != NULL && *roots != '\0')
         rc = curl_easy_setopt(e, CURLOPT_CAINFO, roots);
     if (rc == CURLE_OK)
@@ -418,6 +420,7 @@ static CURLcode set_options(transfer *t, pdk_ns now)
         return rc;
     long wait_ms = (long)((t->connect_deadline - now) / 1000000);
     curl_easy_setopt(e, CURLOPT_PROTOCOLS_STR, "http,https");
+    curl_easy_setopt(e, CURLOPT_SSLVERSION, (long)CURL_SSLVERSION_TLSv1_2);
     curl_easy_setopt(e, CURLOPT_HTTP_VERSION, (long)CURL_HTTP_VERSION_1_1); /* HTTP/2 may refuse and repeat a stream */
     curl_easy_setopt(e, CURLOPT_NOSIGNAL, 1L);
     curl_easy_setopt(e, CURLOPT_QUICK_EXIT, 1L); /* a name lookup that hangs must not hold up who has given up */
@@ -613,10 +616,13 @@ static int perform(transfer *t, pdk_conn *c, const pdk_limit *limit, pdk_http_re
     return deliver(t, out, err);
 }
 
-int pdk_http_do(const pdk_http_request *req, pdk_http_response *out, pdk_http_failure *failure, pdk_error *err)
+static bool only_reads(const pdk_http_request *req)
 {
-    pdk_http_failure unused;
-    failure = failure == NULL ? &unused : failure;
+    return strcmp(req->method, "GET") == 0 || strcmp(req->method, "HEAD") == 0;
+}
+
+static int one_request(const pdk_http_request *req, pdk_http_response *out, pdk_http_failure *failure, pdk_error *err)
+{
     *failure = PDK_HTTP_NOT_SENT;
     *out = (pdk_http_response){ 0 };
     char key[4600];
@@ -629,14 +635,100 @@ int pdk_http_do(const pdk_http_request *req, pdk_http_response *out, pdk_http_fa
     ending end = state_now(&t, limit, now);
     if (end != END_DONE)
         return fail_ended(&t, end, err);
-    bool safe = strcmp(req->method, "GET") == 0 || strcmp(req->method, "HEAD") == 0;
-    pdk_conn *c = pdk_conn_take(key, req->fresh ? 0 : safe ? SAFE_IDLE : UNSAFE_IDLE, err);
+    pdk_conn *c = pdk_conn_take(key, req->fresh ? 0 : only_reads(req) ? SAFE_IDLE : UNSAFE_IDLE, err);
     if (c == NULL)
         return -1;
     bool keep = false;
     int rc = perform(&t, c, limit, out, &keep, err);
     *failure = rc == 0 ? PDK_HTTP_NONE : may_have_left(&t) ? PDK_HTTP_AMBIGUOUS : PDK_HTTP_NOT_SENT;
     pdk_conn_give(c, keep);
+    return rc;
+}
+
+/* ---- redirects ----------------------------------------------------------------------------------------- */
+
+static bool is_redirect(int status)
+{
+    return status == 301 || status == 302 || status == 303 || status == 307 || status == 308;
+}
+
+/* The value of the answer's Location, copied; NULL = none, or no memory. */
+static char *location_of(const pdk_http_response *r)
+{
+    for (const char *line = r->headers; *line != '\0'; line += strcspn(line, "\n"), line += *line == '\n')
+        if (name_is(line, strcspn(line, ":\n"), "Location") && line[8] == ':') {
+            const char *value = line + 9 + strspn(line + 9, " \t");
+            return strndup(value, strcspn(value, "\n"));
+        }
+    return NULL;
+}
+
+static bool same_part(CURLU *a, CURLU *b, CURLUPart part, unsigned flags)
+{
+    AUTO_TEXT *x = NULL, *y = NULL;
+    return curl_url_get(a, part, &x, flags) == CURLUE_OK && curl_url_get(b, part, &y, flags) == CURLUE_OK && strcasecmp(x, y) == 0;
+}
+
+/* Where `location` leads to, seen from `url`: *next is the caller's (curl_free). */
+static int resolve(const char *url, const char *location, char **next, pdk_error *err)
+{
+    AUTO_URL *from = curl_url(), *to = curl_url();
+    AUTO_TEXT *user = NULL, *host = NULL;
+    if (from == NULL || to == NULL)
+        return pdk_fail(err, PDK_E_NO_MEMORY, 0, "no memory for a redirect");
+    if (curl_url_set(from, CURLUPART_URL, url, 0) != CURLUE_OK || curl_url_set(to, CURLUPART_URL, url, 0) != CURLUE_OK ||
+        curl_url_set(to, CURLUPART_URL, location, 0) != CURLUE_OK)
+        return pdk_fail_reason(err, PDK_E_BACKEND_ERROR, "redirect", "the server redirects to something that is no URL");
+    bool same = same_part(from, to, CURLUPART_SCHEME, 0) && same_part(from, to, CURLUPART_HOST, 0) &&
+                same_part(from, to, CURLUPART_PORT, CURLU_DEFAULT_PORT);
+    if (!same || curl_url_get(to, CURLUPART_USER, &user, 0) != CURLUE_NO_USER) {
+        curl_url_get(to, CURLUPART_HOST, &host, 0);
+        return pdk_fail_reason(err, PDK_E_BACKEND_ERROR, "redirect",
+                               "the server redirects to another place (host %.80s), which is not followed: give the address itself",
+                               host != NULL ? host : "unknown");
+    }
+    return curl_url_get(to, CURLUPART_URL, next, 0) == CURLUE_OK ? 0 : pdk_fail(err, PDK_E_NO_MEMORY, 0, "no memory for a redirect");
+}
+
+/* *out is a redirect: replaces it by what is found in the end. */
+static int follow(const pdk_http_request *req, pdk_ns began, pdk_http_response *out, pdk_http_failure *failure, pdk_error *err)
+{
+    pdk_http_request next = *req;
+    AUTO_TEXT *url = NULL;
+    for (int left = req->redirects; is_redirect(out->status); left--) {
+        char *location = location_of(out), *to = NULL;
+        if (location == NULL) /* such an answer is all that there is */
+            return 0;
+        pdk_http_response_free(out);
+        *failure = PDK_HTTP_AMBIGUOUS; /* that is: it was sent */
+        int rc = left == 0 ? pdk_fail_reason(err, PDK_E_BACKEND_ERROR, "redirect", "the server redirects again and again")
+                           : resolve(next.url, location, &to, err);
+        free(location);
+        if (rc < 0)
+            return -1;
+        curl_free(url);
+        next.url = url = to;
+        if (req->timeout > 0) {
+            double rest = req->timeout - pdk_to_seconds(pdk_now_monotonic() - began);
+            next.timeout = rest > 0.001 ? rest : 0.001;
+        }
+        if (one_request(&next, out, failure, err) < 0)
+            return -1;
+    }
+    return 0;
+}
+
+int pdk_http_do(const pdk_http_request *req, pdk_http_response *out, pdk_http_failure *failure, pdk_error *err)
+{
+    pdk_http_failure unused;
+    failure = failure == NULL ? &unused : failure;
+    pdk_ns began = pdk_now_monotonic();
+    int rc = one_request(req, out, failure, err);
+    if (rc < 0 || req->redirects <= 0 || req->on_body != NULL || !only_reads(req) || !is_redirect(out->status))
+        return rc;
+    rc = follow(req, began, out, failure, err);
+    if (rc < 0)
+        pdk_http_response_free(out);
     return rc;
 }
 

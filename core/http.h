@@ -23,6 +23,11 @@ typedef struct pdk_http_request {
     bool direct;                 /* never through the environment's proxy (also implied for unix sockets, loopback, private,
                                     link-local and single-label hosts) */
     bool fresh;                  /* a connection of its own */
+    int redirects;               /* how many a GET or HEAD follows, within one scheme, host and port; one that leads elsewhere is
+                                    an error, as headers such as a key were meant for this host. 0, a streamed body, and all
+                                    other methods: the redirect is the answer */
+    const char *ca_file;         /* PEM file of the authorities that may vouch for a TLS server, absolute; NULL = SSL_CERT_FILE in the
+                                    environment, else the system's. Verification itself cannot be switched off */
     /* NULL, or called with each piece of the body as it comes (then nothing is kept, and max_body does not count); false =
      * stop: the request is over, and was answered. On the calling thread, with no lock held. */
     bool (*on_body)(void *ctx, const char *data, size_t len);
@@ -40,7 +45,7 @@ typedef struct pdk_http_response { /* freed by pdk_http_response_free */
 typedef enum pdk_http_failure { PDK_HTTP_NONE, PDK_HTTP_NOT_SENT, PDK_HTTP_AMBIGUOUS } pdk_http_failure;
 
 /* 0 whenever there is an answer, whatever its status. -1: backend_error, with reason "connect", "read_timeout", "write",
- * "read", "protocol", "too_large" or "tls"; or timeout / cancelled when the thread's limit ended it. *failure says what is known. */
+ * "read", "protocol", "too_large", "redirect" or "tls"; or timeout / cancelled when the thread's limit ended it. *failure says what is known. */
 int pdk_http_do(const pdk_http_request *req, pdk_http_response *out, pdk_http_failure *failure, pdk_error *err);
 void pdk_http_response_free(pdk_http_response *r);
 void pdk_http_close_idle(void); /* closes all pooled connections */

@@ -14,7 +14,8 @@
 #define ON_BODY 6 /* the stack slot of that function: after the table, method, url, unix and body */
 
 static const char *const keys[] = { "method",          "url",    "unix",  "headers",  "body",    "timeout",
-                                    "connect_timeout", "direct", "fresh", "max_body", "on_body", NULL };
+                                    "connect_timeout", "direct", "fresh", "max_body", "on_body", "redirects",
+                                    "ca_file",         NULL };
 
 static void check_keys(lua_State *L)
 {
@@ -73,6 +74,16 @@ static size_t field_max(lua_State *L)
         pdk_io_bad(L, "http: max_body must be a number of bytes, 1 or more");
     lua_pop(L, 1);
     return (size_t)max;
+}
+
+static int field_redirects(lua_State *L)
+{
+    lua_getfield(L, 1, "redirects");
+    lua_Integer n = lua_isnil(L, -1) ? 0 : lua_isinteger(L, -1) ? lua_tointeger(L, -1) : -1;
+    if (n < 0 || n > 10)
+        pdk_io_bad(L, "http: redirects must be a number from 0 to 10");
+    lua_pop(L, 1);
+    return (int)n;
 }
 
 /* Pushes a table of the lines and a block of pointers to them (+2); NULL = no headers. */
@@ -208,8 +219,8 @@ static int push_failure(lua_State *L, pdk_held *h, pdk_http_failure failure)
     return 2;
 }
 
-/* http{ method, url, unix, headers, body, timeout, connect_timeout, direct, fresh, max_body, on_body } -> { status, body,
- * headers } or nil, error with `failure` = "not_sent" or "ambiguous". stack: +1 or +2, raises */
+/* http{ method, url, unix, headers, body, timeout, connect_timeout, direct, fresh, max_body, on_body, redirects, ca_file } ->
+ * { status, body, headers } or nil, error with `failure` = "not_sent" or "ambiguous". stack: +1 or +2, raises */
 static int l_http(lua_State *L)
 {
     pdk_http_request req = { 0 };
@@ -228,6 +239,10 @@ static int l_http(lua_State *L)
     req.on_body = lua_isnil(L, ON_BODY) ? NULL : on_body;
     req.on_body_ctx = &body;
     req.headers = check_headers(L);
+    req.ca_file = field_text(L, "ca_file", false, NULL);
+    if (req.ca_file != NULL && req.ca_file[0] != '/')
+        pdk_io_bad(L, "http: ca_file must be an absolute path");
+    req.redirects = field_redirects(L);
     req.timeout = field_seconds(L, "timeout");
     req.connect_timeout = field_seconds(L, "connect_timeout");
     req.direct = field_flag(L, "direct");

@@ -154,6 +154,12 @@ local function line(name, value)
   return value
 end
 
+local short_text = text(1, 159, "a string") -- what the stores keep of it
+local function short_line(name, value)
+  short_text(name, value)
+  return line(name, value)
+end
+
 local function one_of(...)
   local choices, known = { ... }, {}
   for _, choice in ipairs(choices) do known[choice] = true end
@@ -368,8 +374,9 @@ local function policies(name, value)
   return out
 end
 
-local BACKENDS = { process = true, docker = false, provisioner = false, e2b = false } -- false: not in this version
-local CHECKS = { process = "paddock.process.check" } -- modules that know what a backend cannot do
+local BACKENDS = { process = true, docker = false, provisioner = true, e2b = false } -- false: not in this version
+-- Modules that know what a backend cannot do.
+local CHECKS = { process = "paddock.process.check", provisioner = "paddock.provisioner.check" }
 
 local function backend(name, value)
   if type(value) ~= "string" then
@@ -377,7 +384,7 @@ local function backend(name, value)
   end
   if BACKENDS[value] then return value end
   if BACKENDS[value] == false then
-    errors.raise("unsupported", ("option `%s`: this version has no backend %s; it has process, and takes a path to a Lua file")
+    errors.raise("unsupported", ("option `%s`: this version has no backend %s; it has process, provisioner, and takes a path to a Lua file")
       :format(name, quote(value)))
   end
   path(name, value)
@@ -434,7 +441,7 @@ local OPTIONS = {
   user = { text(1, MAX_TEXT, "a user's name") },
   ownership = { ownership, {} },
   journal = { journal },
-  scope = { line },
+  scope = { short_line },
   idle_timeout = { seconds_or_zero, 600 },
   replicas = { count(0, MAX_COUNT), 3 },
   max_sandboxes = { count(0, MAX_COUNT) },
@@ -529,7 +536,7 @@ function M.normalize(given)
   out.log = out.log or default_log()
   check_together(out, given)
   local backend_check = CHECKS[out.backend]
-  if backend_check then require(backend_check).options(out) end
+  if backend_check then require(backend_check).options(out, given) end
   out.policy_config = policy_config(out)
   return out
 end

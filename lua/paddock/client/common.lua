@@ -96,12 +96,14 @@ end
 ---@field token? integer|string      sent with each call: a server of paddock's refuses a smaller one than it knows
 ---@field command_timeout? number    seconds, for commands that name no limit (600)
 ---@field max_output? integer        bytes kept per stream of a command (1 MiB)
+---@field ca_file? string            of an https server: the authorities that may vouch for it
 ---@field io? table                  in place of `require "paddock.io"`
 
 ---@class paddock.Client             what both clients are, as far as this file knows them
 ---@field io table
 ---@field url string
 ---@field unix? string
+---@field ca_file? string
 ---@field headers table<string, string>
 ---@field token? string
 ---@field command_timeout number
@@ -118,7 +120,7 @@ function M.new(class, opts)
   return setmetatable({
     io = opts.io or require "paddock.io",
     url = opts.url:gsub("/+$", ""),
-    unix = opts.unix,
+    unix = opts.unix, ca_file = opts.ca_file,
     headers = opts.headers or {},
     token = opts.token ~= nil and M.check_token(opts.token, "token") or nil,
     command_timeout = M.check_seconds(opts.command_timeout or 600, "command_timeout"),
@@ -160,6 +162,7 @@ function M.send(client, call)
   return client.io.http {
     method = call.method, url = client.url .. call.path, unix = client.unix, headers = headers, body = body,
     timeout = call.limit, connect_timeout = math.min(call.limit, CONNECT_LIMIT), fresh = call.fresh, max_body = call.max_body,
+    ca_file = client.ca_file,
   }
 end
 
