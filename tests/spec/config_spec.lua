@@ -162,7 +162,8 @@ describe("options", function()
     for _, name in ipairs { "process", "./engine.lua", "/opt/engine.lua" } do
       assert.equal(name, normalize { backend = name }.backend)
     end
-    for _, name in ipairs { "docker", "provisioner", "e2b" } do
+    assert.equal("provisioner", normalize { backend = "provisioner", backend_options = { url = "http://p" } }.backend)
+    for _, name in ipairs { "docker", "e2b" } do
       assert.is_truthy(refused({ backend = name }, "unsupported"):find('"' .. name .. '"', 1, true))
     end
     assert.is_truthy(refused { backend = "proces" }:find('did you mean "process"', 1, true))

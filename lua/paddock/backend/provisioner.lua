@@ -135,7 +135,7 @@ end
 function Backend:_info(s)
   return {
     sandbox_id = s.sandbox_id, url = s.url, headers = {}, generation = s.generation, name = "sandbox-" .. s.sandbox_id,
-    status = s.status, seen_at = io.now(), attestation = { broker_mode = s.broker, capacity = s.sessions },
+    status = s.status, seen_at = io.now(), attestation = { broker = s.broker, capacity = s.sessions },
   }
 end
 
@@ -156,11 +156,13 @@ local FIELDS = {
   include_legacy_skills = "boolean", provision_lark_cli_runtime = "boolean", provision_lark_cli_broker = "boolean",
   skills_container_path = "string", max_shell_sessions = "integer",
 }
+local POLICIES_OWN = { skills_projection = true } -- what policies of the deer-flow set tell each other
 
 local function wanted(requirements)
   local options = requirements.options or {}
   for key, value in pairs(options) do
     local kind = FIELDS[key]
+    if POLICIES_OWN[key] then kind = type(value) end
     if not kind or (kind == "integer" and math.type(value) or type(value)) ~= kind then
       errors.raise("invalid_argument", ("requirements.options.%s: %s"):format(tostring(key),
         kind and "must be " .. kind or "a provisioner has no such field"))

@@ -281,7 +281,8 @@ end
 --- Where a sandbox is reached: "" and null mean that it has no endpoint.
 local function read_url(url)
   if url == nil or url == "" then return true, nil end
-  if not printable(url, MOST_URL) or not url:find("^https?://[%w%[][^/?#@]*[^?#]*$") then return false end
+  local authority = printable(url, MOST_URL) and url:match("^https?://([^/?#]+)[^?#]*$")
+  if not authority or not authority:find("^[%w%[][^@\\]*$") then return false end
   return true, (url:gsub("/+$", ""))
 end
 
