@@ -81,6 +81,13 @@ pdk_identity pdk_arg_identity(lua_State *L, int index);
 
 /* ---- modules -------------------------------------------------------------------------------------------- */
 
+/* Methods of a runtime in bind_managed.c.                                                              stack: +1 or 0, raise */
+int pdk_rt_sync_skills(lua_State *L);     /* rt:sync_skills { sandbox_id =, user =, thread =, projection = } */
+int pdk_rt_network_events(lua_State *L);  /* rt:network_events(id) -> list of { request_id, host, port, method } */
+int pdk_rt_deny_pending(lua_State *L);    /* rt:deny_pending(id) -> whether anything was denied */
+int pdk_rt_decide(lua_State *L);          /* rt:decide(id, request_id, "deny" | "allow_once" | "allow") -> whether it did */
+int pdk_rt_discard_holders(lua_State *L); /* rt:discard_holders(); memory only */
+
 void pdk_bind_runtime(lua_State *L); /* registers the metatables; +0, raises */
 void pdk_bind_box(lua_State *L);
 int pdk_bind_open(lua_State *L);     /* core.open(plain, backend, ownership, journal, log) */

@@ -562,7 +562,9 @@ void pdk_bind_runtime(lua_State *L)
         { "advance", rt_advance },     { "list", rt_list },         { "stats", rt_stats },
         { "explain", rt_explain },     { "inspect", rt_inspect },   { "on", rt_on },
         { "reset", rt_reset },         { "shutdown", rt_shutdown }, { "lease", rt_lease },
-        { "quarantine", rt_quarantine }, { "retire", rt_retire },   { NULL, NULL },
+        { "quarantine", rt_quarantine }, { "retire", rt_retire },   { "sync_skills", pdk_rt_sync_skills },
+        { "network_events", pdk_rt_network_events }, { "deny_pending", pdk_rt_deny_pending },
+        { "decide", pdk_rt_decide },   { "discard_holders", pdk_rt_discard_holders }, { NULL, NULL },
     };
     static const luaL_Reg meta[] = { { "__gc", rt_gc }, { "__tostring", rt_tostring }, { NULL, NULL } };
     luaL_newmetatable(L, PDK_RUNTIME_TYPE);

@@ -9,6 +9,7 @@
 
 #include <math.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -388,4 +389,76 @@ PDK_API int pdk_read(pdk_box *box, const char *path, char **data, size_t *len, p
     if (check_text("path", path, MAX_NAME, err) < 0)
         return -1;
     return pdk_box_read(box, path, strlen(path), data, len, err);
+}
+
+/* ---- skills and network decisions ----------------------------------------------------------------------- */
+
+PDK_API int pdk_sync_skills(pdk_runtime *rt, const pdk_skills *skills, pdk_error *err)
+{
+    if (rt == NULL || skills == NULL || skills->sandbox_id == NULL)
+        return missing(err, rt == NULL ? "rt" : skills == NULL ? "skills" : "sandbox_id");
+    pdk_identity who = { skills->user, skills->thread, skills->user_len, skills->thread_len };
+    PDK_AUTO_PACK projection = PDK_NO_PACK;
+    if (check_bytes("user", who.user, &who.user_len, err) < 0 || check_bytes("thread", who.thread, &who.thread_len, err) < 0)
+        return -1;
+    if (skills->projection_json != NULL && read_requirements(rt, skills->projection_json, &projection, err) < 0)
+        return pdk_error_wrap(err, "argument `projection_json`");
+    int rc = pdk_runtime_sync_skills(rt, skills->sandbox_id, who.user != NULL || who.thread != NULL ? &who : NULL,
+                                     pdk_view_of(&projection), err);
+    deliver(rt);
+    return rc;
+}
+
+static void copy_text(char *to, size_t size, pdk_view v)
+{
+    const char *s = pdk_view_str(v, NULL);
+    snprintf(to, size, "%s", s != NULL ? s : "");
+}
+
+PDK_API int pdk_network_events(pdk_runtime *rt, const char *sandbox_id, pdk_network_event **out, pdk_error *err)
+{
+    if (out != NULL)
+        *out = NULL;
+    if (rt == NULL || sandbox_id == NULL || out == NULL)
+        return missing(err, rt == NULL ? "rt" : sandbox_id == NULL ? "sandbox_id" : "out");
+    PDK_AUTO_PACK pack = PDK_NO_PACK;
+    int rc = pdk_runtime_network_events(rt, sandbox_id, &pack, err), n = 0;
+    deliver(rt);
+    pdk_view list = pdk_view_of(&pack), key, event;
+    if (rc < 0 || pdk_view_count(list) == 0)
+        return rc;
+    *out = calloc(pdk_view_count(list), sizeof **out);
+    if (*out == NULL)
+        return pdk_fail(err, PDK_E_NO_MEMORY, 0, "no memory for the events of %s", sandbox_id);
+    for (size_t cursor = 0; pdk_view_next(list, &cursor, &key, &event); n++) {
+        pdk_network_event *e = &(*out)[n];
+        int64_t port = 0;
+        pdk_view_int(pdk_view_get(event, "port"), &port);
+        copy_text(e->request_id, sizeof e->request_id, pdk_view_get(event, "request_id"));
+        copy_text(e->host, sizeof e->host, pdk_view_get(event, "host"));
+        copy_text(e->method, sizeof e->method, pdk_view_get(event, "method"));
+        e->port = (int)port;
+    }
+    return n;
+}
+
+PDK_API int pdk_deny_pending(pdk_runtime *rt, const char *sandbox_id, pdk_error *err)
+{
+    if (rt == NULL || sandbox_id == NULL)
+        return missing(err, rt == NULL ? "rt" : "sandbox_id");
+    int rc = pdk_runtime_deny_pending(rt, sandbox_id, err);
+    deliver(rt);
+    return rc;
+}
+
+PDK_API int pdk_decide(pdk_runtime *rt, const char *sandbox_id, const char *request_id, pdk_network_decision decision,
+                       pdk_error *err)
+{
+    if (rt == NULL || sandbox_id == NULL || request_id == NULL)
+        return missing(err, rt == NULL ? "rt" : sandbox_id == NULL ? "sandbox_id" : "request_id");
+    if (check_text("request_id", request_id, PDK_REQUEST_ID_SIZE - 1, err) < 0)
+        return -1;
+    int rc = pdk_runtime_decide(rt, sandbox_id, request_id, decision, err);
+    deliver(rt);
+    return rc;
 }

@@ -203,6 +203,8 @@ void pdk_box_drop(pdk_box *box); /* frees the memory; its holder stays bound. NU
 void pdk_put_identity(pdk_pack *p, pdk_mark *m, const pdk_entry *e); /* key identity, when known */
 void pdk_put_who(pdk_pack *p, pdk_mark *m, const pdk_identity *who); /* likewise; NULL = unknown */
 
+int pdk_check_id(const char *id, pdk_error *err); /* of a caller: invalid_argument unless it can be a sandbox id */
+
 /* What reuse.decide is told; views may be empty. */
 typedef struct pdk_reuse_facts {
     const char *source, *expected_id;

@@ -101,7 +101,7 @@ int pdk_runtime_release(pdk_runtime *rt, const char *holder, pdk_error *err)
     return 0;
 }
 
-static int check_id(const char *id, pdk_error *err)
+int pdk_check_id(const char *id, pdk_error *err)
 {
     size_t len = id == NULL ? 0 : strlen(id);
     bool good = len >= 1 && len <= 63 && strspn(id, "abcdefghijklmnopqrstuvwxyz0123456789-") == len;
@@ -112,7 +112,7 @@ int pdk_runtime_park(pdk_runtime *rt, const char *id, pdk_error *err)
 {
     PDK_CALL(rt, err, -1);
     uint64_t incarnation = 0;
-    if (check_id(id, err) < 0)
+    if (pdk_check_id(id, err) < 0)
         return -1;
     {
         PDK_GUARD(rt->pool.registry);
@@ -122,6 +122,20 @@ int pdk_runtime_park(pdk_runtime *rt, const char *id, pdk_error *err)
         incarnation = e->incarnation;
     }
     pdk_park_or_recycle(rt, id, incarnation);
+    return 0;
+}
+
+int pdk_runtime_discard_holders(pdk_runtime *rt, pdk_error *err)
+{
+    PDK_CALL(rt, err, -1);
+    PDK_GUARD(rt->pool.registry);
+    for (pdk_node *n = pdk_map_each(&rt->pool.ids, NULL); n != NULL; n = pdk_map_each(&rt->pool.ids, n)) {
+        pdk_entry *e = PDK_OF(n, pdk_entry, by_id);
+        if (e->holder_count > 0)
+            e->last_used = pdk_clock_now(rt->clock); /* from here on it idles */
+        pdk_pool_drop_holders(&rt->pool, e);
+    }
+    pdk_pool_check(&rt->pool);
     return 0;
 }
 
@@ -154,7 +168,7 @@ int pdk_runtime_retain(pdk_runtime *rt, const char *id, const char *holder, cons
                        pdk_error *err)
 {
     PDK_CALL(rt, err, -1);
-    if (check_id(id, err) < 0)
+    if (pdk_check_id(id, err) < 0)
         return -1;
     if (holder == NULL || holder[0] == '\0' || strlen(holder) > 199)
         return pdk_fail(err, PDK_E_INVALID_ARGUMENT, 0, "holder must have 1 to 199 bytes");
@@ -177,7 +191,7 @@ int pdk_runtime_get(pdk_runtime *rt, const char *id, const pdk_identity *who, pd
 {
     *out = NULL;
     PDK_CALL(rt, err, -1);
-    if (check_id(id, err) < 0)
+    if (pdk_check_id(id, err) < 0)
         return -1;
     PDK_GUARD(rt->pool.registry);
     pdk_entry *e = pdk_pool_find(&rt->pool, id);

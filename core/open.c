@@ -5,6 +5,7 @@
 #include "open.h"
 
 #include <lauxlib.h>
+#include <stdio.h>
 #include <string.h>
 
 /* Pushes paddock.config's function of that name.  stack: +1, raises */
@@ -118,6 +119,36 @@ void pdk_setup_clear(pdk_script *s, pdk_setup *c)
     if (c->has_log)
         pdk_script_drop_ref(s, c->log);
     *c = (pdk_setup){ 0 };
+}
+
+typedef struct naming {
+    const char *file;
+    char *out;
+    size_t size;
+} naming;
+
+/* stack: +0, raises */
+static int read_use(lua_State *L, void *arg)
+{
+    naming *n = arg;
+    push_config(L, "use_of_file");
+    lua_pushstring(L, n->file);
+    lua_call(L, 1, 1);
+    const char *use = lua_tostring(L, -1);
+    snprintf(n->out, n->size, "%s", use != NULL ? use : "");
+    return 0;
+}
+
+int pdk_config_use(const char *config_file, char *out, size_t size, pdk_error *err)
+{
+    naming n = { config_file, out, size };
+    out[0] = '\0';
+    pdk_script *s = pdk_script_new(err);
+    if (s == NULL)
+        return -1;
+    int rc = pdk_script_enter(s, read_use, &n, err);
+    pdk_script_release(s);
+    return rc;
 }
 
 /* ---- requirements -------------------------------------------------------------------------------------- */

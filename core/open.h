@@ -18,6 +18,9 @@ typedef struct pdk_setup { /* one owner; start as zero, end with pdk_setup_clear
 int pdk_setup_read(pdk_script *s, const char *text, const char *name, pdk_setup *out, pdk_error *err);
 void pdk_setup_clear(pdk_script *s, pdk_setup *c);
 
+/* What option `use` of a configuration file names, which is not opened: empty for paddock itself. Makes a universe for it. */
+int pdk_config_use(const char *config_file, char *out, size_t size, pdk_error *err);
+
 /* A JSON object as packed requirements. */
 int pdk_requirements_from_json(pdk_script *s, const char *json, pdk_pack *out, pdk_error *err);
 

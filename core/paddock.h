@@ -198,6 +198,147 @@ PDK_API int pdk_read(pdk_box *box, const char *path, char **data, size_t *len, p
 
 PDK_API const char *pdk_version(void);
 
+/* ---- skills and network decisions --------------------------------------------------------------------- */
+
+/* One connection that a sandbox wanted and that nobody has decided on. */
+typedef struct pdk_network_event {
+    char request_id[64];
+    char host[256];
+    int port;
+    char method[16];            /* or empty */
+} pdk_network_event;
+
+typedef enum pdk_network_decision {
+    PDK_NETWORK_DENY,
+    PDK_NETWORK_ALLOW_ONCE,     /* this request */
+    PDK_NETWORK_ALLOW,          /* and those like it, for the time of a temporary grant */
+} pdk_network_decision;
+
+/* Whose skills go where. Zero it, then set fields. */
+typedef struct pdk_skills {
+    const char *sandbox_id;
+    const char *user;           /* NULL = the runtime's ambient user */
+    size_t user_len;            /* bytes; 0 = strlen(user) */
+    const char *thread;         /* or NULL */
+    size_t thread_len;
+    const char *projection_json; /* NULL, or a JSON object: the prepared projection, as the engine wants it */
+} pdk_skills;
+
+/* Brings a sandbox's skills up to date. An engine that mounts them has nothing to do: 0. One that copies them in does it
+ * now. Waits: for I/O then. */
+PDK_API int pdk_sync_skills(pdk_runtime *rt, const pdk_skills *skills, pdk_error *err);
+/* Claims what the sandbox asked for and nobody was shown yet, oldest first: each event is given out once. How many, or -1;
+ * *out is the caller's (free), NULL when there are none. An engine without managed egress has none. Waits: for I/O. */
+PDK_API int pdk_network_events(pdk_runtime *rt, const char *sandbox_id, pdk_network_event **out, pdk_error *err);
+/* Denies, in one step, all events of the sandbox that nobody was shown yet: 1; 0 = there is no managed egress, or none waited. */
+PDK_API int pdk_deny_pending(pdk_runtime *rt, const char *sandbox_id, pdk_error *err);
+/* Decides on one request: 1 = it did, 0 = there is no such request (any more), and nothing has changed. */
+PDK_API int pdk_decide(pdk_runtime *rt, const char *sandbox_id, const char *request_id, pdk_network_decision decision,
+                       pdk_error *err);
+
+/* ---- implementations: what stands behind the default instance ------------------------------------------- */
+
+/* A pdk_impl is an implementation of a sandbox runtime: paddock's own, or a host's. Who has a reference may use it; the
+ * last pdk_impl_unref ends it. So one that was replaced or detached meanwhile stays whole while somebody uses it. */
+typedef struct pdk_impl pdk_impl;
+
+/* What an implementation says of itself; the defaults stand beside the fields. */
+typedef struct pdk_impl_facts {
+    bool thread_data_mounts;           /* false: thread data is visible through mounts */
+    bool upload_permission_adjustment; /* true: what is uploaded needs its permissions adjusted */
+    bool agent_skill_isolation;        /* false; stays so where a shell can get round the managed path mapping */
+    char network_mode[16];             /* "open" */
+    double network_grant;              /* 300: how long a temporary grant lasts, in seconds */
+} pdk_impl_facts;
+
+enum { PDK_ID_SIZE = 64 }; /* a sandbox id with its NUL */
+
+/* What a host fills in. `self` is what pdk_impl_new was given; functions are called from any thread, several at once, and
+ * without any lock. One that fails answers -1 with `err` filled in (never NULL): kind, message. */
+typedef struct pdk_impl_ops {
+    size_t size;                       /* sizeof(pdk_impl_ops) */
+    /* Needed. acquire: a sandbox's id for the (optional) thread and user of the request. */
+    int (*acquire)(void *self, const pdk_request *req, char id[PDK_ID_SIZE], pdk_error *err);
+    /* The client of an id, from memory alone; 0 and *client NULL when there is none. */
+    int (*get)(void *self, const char *id, void **client, pdk_error *err);
+    int (*release)(void *self, const char *id, pdk_error *err);
+    /* The rest may be NULL; the default stands beside each. */
+    void (*free)(void *self);                             /* nothing. With the last reference */
+    void (*put)(void *self, void *client);                /* nothing. A client that get gave comes back */
+    /* No client: who an id belongs to is not known here (fails closed). */
+    int (*get_scoped)(void *self, const char *id, const pdk_request *who, void **client, pdk_error *err);
+    void (*facts)(void *self, pdk_impl_facts *facts);     /* those above; called with them filled in */
+    int (*sync_skills)(void *self, const pdk_skills *skills, pdk_error *err);                          /* 0, does nothing */
+    int (*network_events)(void *self, const char *id, pdk_network_event **out, pdk_error *err);        /* 0 */
+    int (*deny_pending)(void *self, const char *id, pdk_error *err);                                   /* 0 */
+    int (*decide)(void *self, const char *id, const char *request_id, pdk_network_decision decision, pdk_error *err); /* 0 */
+    void (*reset)(void *self);                            /* nothing: forget everything without stopping it */
+    int (*shutdown)(void *self, pdk_error *err);          /* nothing: stop everything */
+    /* Holders: who has an id in use; leave of the last one releases the id. All four, or none: then they are kept by paddock. */
+    int (*retain)(void *self, const char *id, const char *holder, pdk_error *err);
+    int (*leave)(void *self, const char *holder, pdk_error *err);
+    int (*binding)(void *self, const char *holder, char id[PDK_ID_SIZE], pdk_error *err); /* 1, or 0 = none */
+    void (*discard_holders)(void *self);                  /* forgets all bindings and releases nothing */
+} pdk_impl_ops;
+
+/* An implementation of the host's; its first reference is the caller's. invalid_argument names what is missing. On error
+ * `self` is not freed. */
+PDK_API pdk_impl *pdk_impl_new(const pdk_impl_ops *ops, void *self, pdk_error *err);
+/* paddock's own, on a runtime: acquire binds no holder, a client is a pdk_box. Owns the runtime from here on: pdk_free comes
+ * with the last reference. */
+PDK_API pdk_impl *pdk_impl_of(pdk_runtime *rt, pdk_error *err);
+/* The runtime behind paddock's own; NULL of any other. Lives as long as the reference. */
+PDK_API pdk_runtime *pdk_impl_runtime(const pdk_impl *impl);
+PDK_API pdk_impl *pdk_impl_ref(pdk_impl *impl);  /* the same; NULL is fine */
+PDK_API void pdk_impl_unref(pdk_impl *impl);     /* NULL is fine. Waits: for I/O with the last one */
+
+PDK_API int pdk_impl_acquire(pdk_impl *impl, const pdk_request *req, char id[PDK_ID_SIZE], pdk_error *err);
+/* `who` NULL = whoever's; else only when the id is theirs. A client keeps its implementation; pdk_impl_put gives it back. */
+PDK_API int pdk_impl_get(pdk_impl *impl, const char *id, const pdk_request *who, void **client, pdk_error *err);
+PDK_API void pdk_impl_put(pdk_impl *impl, void *client); /* a NULL client is fine */
+PDK_API int pdk_impl_release(pdk_impl *impl, const char *id, pdk_error *err); /* changes nothing while the id has holders */
+PDK_API pdk_impl_facts pdk_impl_describe(pdk_impl *impl);
+PDK_API int pdk_impl_sync_skills(pdk_impl *impl, const pdk_skills *skills, pdk_error *err);
+PDK_API int pdk_impl_network_events(pdk_impl *impl, const char *id, pdk_network_event **out, pdk_error *err);
+PDK_API int pdk_impl_deny_pending(pdk_impl *impl, const char *id, pdk_error *err);
+PDK_API int pdk_impl_decide(pdk_impl *impl, const char *id, const char *request_id, pdk_network_decision decision, pdk_error *err);
+/* Binds `holder` to an id that was acquired; again to the same id changes nothing. */
+PDK_API int pdk_impl_retain(pdk_impl *impl, const char *id, const char *holder, pdk_error *err);
+PDK_API int pdk_impl_leave(pdk_impl *impl, const char *holder, pdk_error *err); /* the last one of an id releases it; unknown = 0 */
+PDK_API int pdk_impl_binding(pdk_impl *impl, const char *holder, char id[PDK_ID_SIZE], pdk_error *err); /* 1, 0 = none, -1 */
+/* For one that is no longer the default instance: the default's own shutdown and reset call the same. */
+PDK_API void pdk_impl_reset(pdk_impl *impl);
+PDK_API int pdk_impl_shutdown(pdk_impl *impl, pdk_error *err);
+
+/* ---- the default instance ------------------------------------------------------------------------------- */
+
+/* One per process, made by the first pdk_default. All of these may be called from any thread, also from inside an
+ * implementation's constructor, reset, shutdown and free: the lock of the instance is held for moments only. A forked child
+ * has none and may make its own. */
+
+/* Makes an implementation: its reference, or NULL with `err` filled in. `args` is what pdk_default_with was given. */
+typedef pdk_impl *(*pdk_constructor)(void *arg, const void *args, pdk_error *err);
+/* What makes the instance, instead of what the configuration names; NULL = the configuration again. */
+PDK_API void pdk_set_constructor(pdk_constructor make, void *arg);
+/* Adds (or replaces) an implementation that option `use` of a configuration may name. "paddock" is ours. */
+PDK_API int pdk_add_constructor(const char *name, pdk_constructor make, void *arg, pdk_error *err);
+
+/* The default instance: a reference (pdk_impl_unref), or NULL with `err`. Makes it when there is none: by the constructor,
+ * else by the configuration, the file that the environment's PADDOCK_CONFIG names (unset: all defaults). Two threads that
+ * make one at once get the same; the other one is shut down. Waits: for the making, never for another thread's. */
+PDK_API pdk_impl *pdk_default(pdk_error *err);
+/* The same with arguments for the making, which are not looked at when there is one: `config_file` NULL = as above. */
+PDK_API pdk_impl *pdk_default_with(const char *config_file, const void *args, pdk_error *err);
+PDK_API pdk_impl *pdk_default_peek(void);           /* a reference, or NULL: never makes one */
+/* Makes `impl` the default (a reference of its own; NULL = none). The former one goes on for those who have it: it is neither
+ * reset nor shut down; its holders are forgotten, unless it is the same one. */
+PDK_API void pdk_set_default(pdk_impl *impl);
+/* Detaches the instance, then forgets its holders, then resets it. The next pdk_default makes a new one. */
+PDK_API void pdk_reset_default(void);
+/* The same with its shutdown. -1: something could not be stopped; it is detached all the same, so who may want to try again
+ * (pdk_impl_shutdown) takes a reference before. */
+PDK_API int pdk_shutdown_default(pdk_error *err);
+
 #ifdef __cplusplus
 }
 #endif

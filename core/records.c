@@ -5,19 +5,11 @@
 #include <stdio.h>
 #include <string.h>
 
-static int check_id(const char *id, pdk_error *err)
-{
-    size_t len = id == NULL ? 0 : strlen(id);
-    if (len >= 1 && len <= 63 && strspn(id, "abcdefghijklmnopqrstuvwxyz0123456789-") == len)
-        return 0;
-    return pdk_fail(err, PDK_E_INVALID_ARGUMENT, 0, "sandbox id must be 1 to 63 characters of a-z, 0-9 and -");
-}
-
 int pdk_runtime_lease(pdk_runtime *rt, const char *id, pdk_pack *out, pdk_error *err)
 {
     PDK_CALL(rt, err, -1);
     pdk_lease_owner owner;
-    if (check_id(id, err) < 0)
+    if (pdk_check_id(id, err) < 0)
         return -1;
     int there = pdk_lease_owner_of(rt->lease, id, &owner, err);
     if (there < 0)
@@ -97,7 +89,7 @@ static int retire(pdk_runtime *rt, const char *id, pdk_error *err)
 int pdk_runtime_retire(pdk_runtime *rt, const char *id, pdk_error *err)
 {
     PDK_CALL(rt, err, -1);
-    if (check_id(id, err) < 0)
+    if (pdk_check_id(id, err) < 0)
         return -1;
     int rc = tracks_it(rt, id) ? pdk_runtime_destroy(rt, id, err) : retire(rt, id, err);
     if (rc < 0)

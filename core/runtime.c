@@ -701,9 +701,8 @@ static pdk_teardown_result destroy_untracked(pdk_runtime *rt, const char *id, pd
 int pdk_runtime_destroy(pdk_runtime *rt, const char *id, pdk_error *err)
 {
     PDK_CALL(rt, err, -1);
-    size_t len = id == NULL ? 0 : strlen(id);
-    if (len < 1 || len > 63 || strspn(id, "abcdefghijklmnopqrstuvwxyz0123456789-") != len)
-        return pdk_fail(err, PDK_E_INVALID_ARGUMENT, 0, "sandbox id must be 1 to 63 characters of a-z, 0-9 and -");
+    if (pdk_check_id(id, err) < 0)
+        return -1;
     PDK_AUTO_ERROR own = PDK_NO_ERROR;
     pdk_teardown td = { .id = id, .reason = "destroy" };
     pdk_teardown_result r = pdk_fence_teardown(rt, &td, &own);

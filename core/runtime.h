@@ -39,6 +39,8 @@ int pdk_runtime_retain(pdk_runtime *rt, const char *id, const char *holder, cons
 int pdk_runtime_release(pdk_runtime *rt, const char *holder, pdk_error *err); /* unknown holder = 0, nothing done */
 /* 1 and the id, or 0. */
 int pdk_runtime_binding(pdk_runtime *rt, const char *holder, char id[64], pdk_error *err);
+/* Forgets who holds what and releases nothing: those holders' next operation is `lost`, their sandboxes idle from now on. */
+int pdk_runtime_discard_holders(pdk_runtime *rt, pdk_error *err);
 /* Parks by id; does nothing while held. */
 int pdk_runtime_park(pdk_runtime *rt, const char *id, pdk_error *err);
 /* 1 = confirmed absent, 0 = not now (err->reason "deferred" or "replaced", kind PDK_OK), -1 = error. */
@@ -52,6 +54,16 @@ int pdk_runtime_quarantine(pdk_runtime *rt, pdk_pack *out, pdk_error *err);
 /* 1 = nothing is recorded of that id any longer: what was is proven absent, stopped first where it still ran; 0 = not now (kind
  * PDK_OK, reason "deferred"; or "replaced", as destroy says it), -1 = error. */
 int pdk_runtime_retire(pdk_runtime *rt, const char *id, pdk_error *err);
+
+/* managed.c: what an engine does that copies skills in or holds back network requests; of another one the defaults of rows R1
+ * and S1. `who` NULL = whoever's. These wait for the engine. */
+enum { PDK_REQUEST_ID_SIZE = 64, PDK_EVENT_HOST_SIZE = 256, PDK_EVENT_METHOD_SIZE = 16 }; /* as in pdk_network_event */
+int pdk_runtime_sync_skills(pdk_runtime *rt, const char *id, const pdk_identity *who, pdk_view projection, pdk_error *err);
+/* Appends a list of { request_id, host, port, method }: what nobody was shown yet, oldest first. */
+int pdk_runtime_network_events(pdk_runtime *rt, const char *id, pdk_pack *out, pdk_error *err);
+int pdk_runtime_deny_pending(pdk_runtime *rt, const char *id, pdk_error *err); /* 1 = denied something, 0 = nothing, -1 */
+int pdk_runtime_decide(pdk_runtime *rt, const char *id, const char *request_id, pdk_network_decision decision, pdk_error *err);
+int pdk_network_decision_of(const char *name); /* "deny", "allow_once", "allow"; -1 = none of them */
 
 int pdk_runtime_tick(pdk_runtime *rt, pdk_error *err);
 int pdk_runtime_reconcile(pdk_runtime *rt, pdk_error *err);

@@ -148,9 +148,15 @@ int pdk_runtime_capabilities(pdk_runtime *rt, pdk_pack *out, pdk_error *err)
                                                              { "agent_skill_isolation", false } };
     for (size_t i = 0; i < sizeof flags / sizeof *flags; i++)
         pdk_kv_bool(out, &m, flags[i].key, pdk_view_bool(pdk_view_get(backend, flags[i].key), flags[i].dflt));
+    /* row R1: likewise, of a network that nobody decides about */
+    const char *mode = pdk_view_str(pdk_view_get(backend, "network_mode"), NULL);
+    double grant = 300;
+    pdk_view_num(pdk_view_get(backend, "network_grant"), &grant);
+    pdk_kv_cstr(out, &m, "network_mode", mode != NULL ? mode : "open");
+    pdk_kv_num(out, &m, "network_grant", grant);
     while (pdk_view_next(backend, &cursor, &k, &v)) {
         const char *key = pdk_view_str(k, NULL);
-        bool said = key == NULL;
+        bool said = key == NULL || strcmp(key, "network_mode") == 0 || strcmp(key, "network_grant") == 0;
         for (size_t i = 0; i < sizeof flags / sizeof *flags && !said; i++)
             said = strcmp(key, flags[i].key) == 0;
         if (!said)

@@ -396,6 +396,13 @@ local function backend(name, value)
   return value
 end
 
+--- Which implementation the default instance is of; a runtime that is opened is paddock's own.
+local function use(name, value)
+  line(name, value)
+  if #value > 100 then refuse(name, "must be at most 100 bytes") end
+  return value
+end
+
 local function journal(name, value)
   if value == "memory" then return value end
   refuse(name, 'must be "memory" or a table of functions, not ' .. show(value))
@@ -458,6 +465,7 @@ local OPTIONS = {
   threads = { boolean, true },
   signals = { boolean, false },
   log = { log },
+  use = { use, "paddock" },
 }
 
 --- The numbers and places that policies see as ctx.config, beside `policy_options`. Not the environment: its values may
@@ -546,6 +554,9 @@ end
 ---@return table options
 function M.for_open(given)
   local out = M.normalize(given)
+  if out.use ~= "paddock" then
+    refuse("use", ("names another implementation (%s): ask for the default instance, which is what resolves it"):format(quote(out.use)))
+  end
   local backend_check = CHECKS[out.backend]
   if backend_check then require(backend_check).places(out) end
   return out
@@ -686,6 +697,23 @@ function M.load_file(file_name)
     errors.raise("invalid_argument", ("the configuration %s is larger than 1 MiB"):format(file_name))
   end
   return from_folder(M.load_text(source or "", file_name), file_name)
+end
+
+--- The implementation that a table of options asks for, nil = paddock's own. Nothing else of the table is looked at.
+---@param options table
+---@return string?
+function M.use(options)
+  local name = rawget(options, "use")
+  if name == nil then return nil end
+  use("use", name)
+  return name ~= "paddock" and name or nil
+end
+
+--- The same of a configuration file.
+---@param file_name string
+---@return string?
+function M.use_of_file(file_name)
+  return M.use(M.load_file(file_name))
 end
 
 --- Requirements given as JSON (the C API): an object, with null as "not given".

@@ -10,6 +10,7 @@
 local config = require "paddock.config"
 local core = require "paddock.core"
 local errors = require "paddock.errors"
+local instance = require "paddock.instance"
 
 local M = {}
 
@@ -78,6 +79,11 @@ M.now = core.now
 ---@field explain fun(self: paddock.Runtime, request: { user: string?, thread: string?, requirements: table?, trial: boolean? }): table
 ---@field inspect fun(self: paddock.Runtime, what: string|{ user: string?, thread: string? }): table?
 ---@field on fun(self: paddock.Runtime, name: string, fn: fun(record: table))
+---@field sync_skills fun(self: paddock.Runtime, skills: { sandbox_id: string, user: string?, thread: string?, projection: table? })
+---@field network_events fun(self: paddock.Runtime, id: string): { request_id: string, host: string, port: integer, method: string? }[]
+---@field deny_pending fun(self: paddock.Runtime, id: string): boolean
+---@field decide fun(self: paddock.Runtime, id: string, request_id: string, decision: "deny"|"allow_once"|"allow"): boolean
+---@field discard_holders fun(self: paddock.Runtime)  forgets who holds what; releases nothing
 ---@field reset fun(self: paddock.Runtime)
 ---@field shutdown fun(self: paddock.Runtime)
 
@@ -87,6 +93,10 @@ M.now = core.now
 function M.open(options)
   local plain, tables = config.split(options)
   return core.open(plain, tables.backend, tables.ownership, tables.journal, tables.log)
+end
+
+for _, name in ipairs { "implement", "default", "peek_default", "set_default", "reset_default", "shutdown_default", "set_constructor" } do
+  M[name] = instance[name]
 end
 
 return M
