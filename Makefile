@@ -62,6 +62,7 @@ MAIN_OBJ  := $(patsubst %.c,$(B)/%.o,$(wildcard $(MAIN_SRC)))
 GUEST_OBJ := $(patsubst %.c,$(B)/%.o,$(wildcard core/guest/*.c))
 TEST_SRC  := $(wildcard tests/c/test_*.c)
 TEST_BIN  := $(TEST_SRC:tests/c/%.c=$(B)/tests/%)
+STANDIN   := $(B)/tests/aio_standin
 HOST_SRC  := $(wildcard examples/*.c)
 HOST_BIN  := $(HOST_SRC:examples/%.c=$(OUT)/examples/%)
 EMBED     := $(sort $(shell find lua policies -name '*.lua' 2>/dev/null))
@@ -232,7 +233,12 @@ $(OUT)/bin/lua: $(B)/tests/support/lua.o
 	@mkdir -p $(@D)
 	$(Q)$(CC) -o $@ $^ -Wl,-E $(LDFLAGS_ALL) $(LUA_LIBS)
 
-tests-c: $(TEST_BIN)
+tests-c: $(TEST_BIN) $(STANDIN)
+# In a container of its own, without this system's libraries.
+$(STANDIN): tests/support/aio_standin.c $(B)/flags Makefile
+	$(call say,link )
+	@mkdir -p $(@D)
+	$(Q)$(CC) $(GUEST_CFLAGS) -static $< -o $@
 $(B)/tests/test_%: $(B)/tests/c/test_%.o $(STATIC)
 	$(call say,link )
 	@mkdir -p $(@D)

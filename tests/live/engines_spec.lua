@@ -37,6 +37,38 @@ for _, engine in ipairs(engines.all()) do
       local answer = support.sh("curl -sS --retry 20 --retry-connrefused --retry-delay 0 --max-time 20 http://127.0.0.1:" .. port)
       assert.equal("hello\n", answer)
     end)
+
+    on_engine("serves an all-in-one image: no token, and nothing of the guest's own", function()
+      local status, made = engine:call("POST", "/containers/create", { Image = engines.image "aio", ExposedPorts = { ["8080/tcp"] = {} },
+        HostConfig = { PortBindings = { ["8080/tcp"] = { { HostIp = "127.0.0.1", HostPort = "" } } }, ReadonlyRootfs = true } })
+      assert.equal(201, status)
+      finally(function() engine:call("DELETE", "/containers/" .. made.Id .. "?force=true&v=true") end)
+      assert.equal(204, (engine:call("POST", "/containers/" .. made.Id .. "/start")))
+      local _, seen = engine:call("GET", "/containers/" .. made.Id .. "/json")
+      local url = "http://127.0.0.1:" .. seen.NetworkSettings.Ports["8080/tcp"][1].HostPort
+      local curl = "curl -sS --retry 20 --retry-all-errors --retry-delay 0 --max-time 20 "
+      local context = support.sh(curl .. url .. "/v1/sandbox")
+      assert.truthy(context:find('"home_dir":"/home/gem"', 1, true), context)
+      assert.falsy(context:find('"paddock"', 1, true))
+      assert.equal('{"detail":"Not Found"}', (support.sh(curl .. url .. "/v1/paddock/list?path=/")))
+      local done = support.sh(curl .. url .. "/v1/bash/exec -H 'Content-Type: application/json' -d '{\"command\":\"echo hi\"}'")
+      assert.truthy(done:find('"stdout":"hi\\n"', 1, true), done)
+    end)
+
+    on_engine("pulls from the registry on loopback", function()
+      local address, why = engines.registry()
+      if why then
+        pending(why)
+        return
+      end
+      local image = address .. "/pdk/busybox"
+      finally(function() engine:call("DELETE", "/images/" .. image .. ":1") end)
+      assert.equal(404, (engine:call("GET", "/images/" .. image .. ":1/json")))
+      local status, _, lines = engine:call("POST", "/images/create?fromImage=" .. image .. "&tag=1")
+      assert.equal(200, status, lines)
+      assert.falsy(lines:find("errorDetail", 1, true), lines)
+      assert.equal(200, (engine:call("GET", "/images/" .. image .. ":1/json")))
+    end)
   end)
 end
 

@@ -55,7 +55,7 @@ function M.image(which)
   return (M.state().images or {})[which]
 end
 
---- The address of a registry on loopback that has both images as pdk/busybox and pdk/aio; or nil, why.
+--- The address of a registry on loopback that has both images, as pdk/busybox:1 and pdk/aio:1; or nil, why.
 function M.registry()
   local known = M.state().registry or {}
   return text(known.address), M.state().why or text(known.why)

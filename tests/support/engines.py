@@ -106,13 +106,15 @@ def image_tar(extra=()):
     """A root file system: busybox with all its names, the usual folders, a user 1000, and the files (path, source)."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w") as tar:
-        def add(name, kind, mode, data=None, link=""):
+        def add(name, kind, mode, data=None, link="", owner=0):
             info = tarfile.TarInfo(name)
             info.type, info.mode, info.mtime, info.linkname = kind, mode, 1700000000, link
+            info.uid = info.gid = owner
             info.size = len(data) if data is not None else 0
             tar.addfile(info, io.BytesIO(data) if data is not None else None)
-        for name in "bin etc dev proc sys run root var usr usr/bin usr/local usr/local/bin home home/gem mnt".split():
+        for name in "bin etc dev proc sys run root var usr usr/bin usr/local usr/local/bin home mnt".split():
             add(name, tarfile.DIRTYPE, 0o755)
+        add("home/gem", tarfile.DIRTYPE, 0o755, owner=1000)
         for name in ("tmp", "var/tmp"):
             add(name, tarfile.DIRTYPE, 0o1777)
         busybox = static_busybox()
@@ -352,11 +354,15 @@ class Init:
         self.state.pop("containerd", None)
         if "registry" in self.daemons:
             self.state["registry"]["address"] = REGISTRY
+        filled = False
         for name in ("docker", "podman"):
             if self.state[name]["why"] is None:
                 try:
                     self.prepare(name)
-                except (OSError, http.client.HTTPException, RuntimeError) as err:
+                    if self.state["registry"]["why"] is None and not filled:
+                        self.fill_registry(name)
+                        filled = True
+                except (OSError, http.client.HTTPException, RuntimeError, ValueError) as err:
                     self.state[name]["why"] = "%s: %s" % (name, err)
 
     def prepare(self, name):
@@ -379,6 +385,18 @@ class Init:
             if status != 200 or b"error" in body:
                 raise RuntimeError("importing %s: %d %s" % (image, status, body[:200]))
             self.state["images"][key] = image
+
+    def fill_registry(self, name):
+        """Puts the images there as pdk/NAME:1, from one engine, which forgets those names again."""
+        sock, auth = self.daemons[name].sock, {"X-Registry-Auth": "e30="}
+        for key, image in self.state["images"].items():
+            there = "%s/pdk/%s" % (REGISTRY, key)
+            for method, target in (("POST", "/images/%s/tag?repo=%s&tag=1" % (quote(image), quote(there))),
+                                   ("POST", "/images/%s/push?tag=1&tlsVerify=false" % there),
+                                   ("DELETE", "/images/%s:1" % there)):
+                status, body = call(sock, method, target, None, auth)
+                if status >= 300 or b"errorDetail" in body:
+                    raise RuntimeError("%s %s: %d %s" % (method, target, status, body[-200:]))
 
     # Orders, one line each, answered by "ok" or "error: ...".
     def order(self, words):

@@ -1,0 +1,117 @@
+--- What would disturb other suites: ends and restarts of engines. This suite has engines of its own (see tests/run).
+local engines = require "tests.support.engines"
+local support = require "tests.support"
+
+for _, engine in ipairs(engines.all()) do
+  describe(engine.name, function()
+    it("keeps its containers over a restart, also a violent one", function()
+      if engine.why then
+        pending(engine.why)
+        return
+      end
+      local _, made = engine:call("POST", "/containers/create", { Image = engines.image "busybox", Cmd = { "sleep", "600" } })
+      finally(function() engine:call("DELETE", "/containers/" .. made.Id .. "?force=true&v=true") end)
+      assert.equal(204, (engine:call("POST", "/containers/" .. made.Id .. "/start")))
+      local _, before = engine:call("GET", "/containers/" .. made.Id .. "/json")
+      for _, signal in ipairs { "KILL", "TERM" } do
+        engines.tell("restart", engine.name, signal)
+        local _, after = engine:call("GET", "/containers/" .. made.Id .. "/json")
+        assert.is_true(after.State.Running)
+        assert.equal(before.State.Pid, after.State.Pid)
+      end
+    end)
+
+    it("does not answer while it is stopped or frozen", function()
+      if engine.why then
+        pending(engine.why)
+        return
+      end
+      engines.tell("stop", engine.name, "KILL")
+      assert.equal(0, (engine:call("GET", "/_ping")))
+      engines.tell("start", engine.name)
+      engines.tell("freeze", engine.name)
+      assert.equal(0, (engine:call("GET", "/_ping", nil, { timeout = 0.3 })))
+      engines.tell("thaw", engine.name)
+      assert.equal(200, (engine:call("GET", "/_ping")))
+    end)
+  end)
+end
+
+describe("a set of engines", function()
+  local folder
+  local function control(words)
+    return support.sh(("PDK_ENGINES=%s python3 tests/support/engines.py %s"):format(folder, words))
+  end
+  --- What a set may leave on the host: processes that name its folder, mounts, control groups, the folder.
+  local function remains()
+    return (support.sh(([[
+      pgrep -af %s/ | grep -v 'sh -c\|pgrep'
+      grep -F %s /proc/self/mountinfo
+      find /sys/fs/cgroup -maxdepth 2 -name %s
+      ls -d %s 2> /dev/null
+    ]]):format(folder, folder, folder:match("[^/]+$"), folder)))
+  end
+  --- Starts one, with a container running on each engine.
+  local function busy(owner)
+    folder = support.sh("mktemp -du /tmp/pdk-engines.XXXXXX"):gsub("\n", "")
+    control("start " .. owner)
+    for _, engine in ipairs(engines.all()) do
+      local socket = { socket = folder .. "/" .. engine.name .. ".sock" }
+      local _, made = engine:call("POST", "/containers/create", { Image = engines.image "busybox", Cmd = { "sleep", "600" } }, socket)
+      assert.equal(204, (engine:call("POST", "/containers/" .. made.Id .. "/start", nil, socket)))
+    end
+    assert.truthy(remains():find("containerd", 1, true))
+  end
+  local function able()
+    for _, engine in ipairs(engines.all()) do
+      if engine.why then
+        pending(engine.why)
+        return false
+      end
+    end
+    return true
+  end
+
+  before_each(function() folder = nil end)
+  after_each(function() if folder then control "stop" end end)
+
+  it("ends on demand, and leaves nothing", function()
+    if not able() then return end
+    -- Places that engines use wherever their root is told to be, and this network.
+    local function places()
+      return (support.sh("ls -dl --time-style=full-iso /etc/docker/key.json /run/docker /run/containerd /var/lib/containers " ..
+        "/dev/shm/libpod_lock /run/netns /etc/cni/net.d 2> /dev/null; ls /sys/class/net"))
+    end
+    local before = places()
+    busy(0)
+    assert.equal(before, places())
+    control "stop"
+    assert.equal("", remains())
+  end)
+
+  it("ends with its owner, however that ends, and leaves nothing", function()
+    if not able() then return end
+    local owner = support.sh("setsid sleep 300 > /dev/null 2>&1 & echo $!"):match("%d+")
+    busy(owner)
+    support.sh("kill -KILL " .. owner)
+    local left
+    for _ = 1, 100 do
+      left = remains()
+      if left == "" then break end
+      os.execute("sleep 0.1")
+    end
+    assert.equal("", left)
+  end)
+
+  it("whose keeper is killed ends too, and the next one sweeps up", function()
+    if not able() then return end
+    busy(0)
+    local stale = folder
+    support.sh("kill -KILL $(cat " .. folder .. "/keeper)")
+    busy(0)
+    local fresh = folder
+    folder = stale
+    assert.equal("", remains())
+    folder = fresh
+  end)
+end)
