@@ -146,8 +146,10 @@ int pdk_runtime_capabilities(pdk_runtime *rt, pdk_pack *out, pdk_error *err)
     const struct { const char *key; bool dflt; } flags[] = { { "thread_data_mounts", false },
                                                              { "upload_permission_adjustment", true },
                                                              { "agent_skill_isolation", false } };
-    for (size_t i = 0; i < sizeof flags / sizeof *flags; i++)
-        pdk_kv_bool(out, &m, flags[i].key, pdk_view_bool(pdk_view_get(backend, flags[i].key), flags[i].dflt));
+    for (size_t i = 0; i < sizeof flags / sizeof *flags; i++) { /* an option of that name has the last word (B2) */
+        bool said = pdk_view_bool(pdk_view_get(backend, flags[i].key), flags[i].dflt);
+        pdk_kv_bool(out, &m, flags[i].key, pdk_view_bool(pdk_view_get(pdk_view_of(&rt->config.options), flags[i].key), said));
+    }
     /* row R1: likewise, of a network that nobody decides about */
     const char *mode = pdk_view_str(pdk_view_get(backend, "network_mode"), NULL);
     double grant = 300;

@@ -3,6 +3,7 @@
 --- One table says all of it (OPTIONS below); `normalize` walks it. Everything that can be refused is refused here, at
 --- open, with the option's dotted name, so that the core reads values that it need not doubt.
 local errors = require "paddock.errors"
+local sections = require "paddock.sections"
 
 local M = {}
 
@@ -462,6 +463,7 @@ local OPTIONS = {
   health_ttl = { seconds_or_zero, 5 },
   workers = { workers, {} },
   clock = { one_of("monotonic", "boottime", "manual"), "monotonic" },
+  thread_data_mounts = { boolean }, -- nil: as the backend says
   threads = { boolean, true },
   signals = { boolean, false },
   log = { log },
@@ -482,6 +484,11 @@ local function default_state_dir()
   if home and home ~= "" then return home .. "/.local/state/paddock" end
   refuse("state_dir", "has no default here, since neither XDG_STATE_HOME nor HOME is set: give one")
 end
+
+local KINDS = {
+  positive_seconds = positive_seconds, seconds_or_zero = seconds_or_zero, count = count, boolean = boolean, line = line,
+  mount_target = mount_target,
+}
 
 --- What must hold between options.
 local function check_together(out, given)
@@ -587,6 +594,7 @@ function M.split(options)
   end
   local rest, tables = {}, {}
   for key, value in next, options do rest[key] = value end
+  if sections.present(rest) then rest = sections.translate(rest, KINDS) end
   if type(rest.backend) == "table" then
     if not has_functions(rest.backend) then refuse("backend", "is a table without functions") end
     tables.backend, rest.backend = rest.backend, {}

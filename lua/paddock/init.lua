@@ -57,6 +57,14 @@ M.now = core.now
 ---@field list fun(self: paddock.Box, path: string): table[]
 ---@field release fun(self: paddock.Box)
 
+---@class paddock.Question           what rt:explain is asked
+---@field user string?
+---@field thread string?
+---@field requirements table?        as acquire takes them
+---@field candidate { source: string?, attestation: table?, holders: integer?, idle_seconds: number?, capability: table? }?
+---                                  a sandbox to be judged in place of what is tracked
+---@field trial boolean?             the functions that have nothing to decide now are asked too, about an invented sandbox
+
 ---@class paddock.Runtime
 ---@field acquire fun(self: paddock.Runtime, request: paddock.Request?): paddock.Box
 ---@field get fun(self: paddock.Runtime, id: string, who: { user: string?, thread: string? }?): paddock.Box?
@@ -76,7 +84,7 @@ M.now = core.now
 ---@field advance fun(self: paddock.Runtime, seconds: number, wall_seconds: number?)
 ---@field list fun(self: paddock.Runtime): table[]
 ---@field stats fun(self: paddock.Runtime): table
----@field explain fun(self: paddock.Runtime, request: { user: string?, thread: string?, requirements: table?, trial: boolean? }): table
+---@field explain fun(self: paddock.Runtime, request: paddock.Question): table
 ---@field inspect fun(self: paddock.Runtime, what: string|{ user: string?, thread: string? }): table?
 ---@field on fun(self: paddock.Runtime, name: string, fn: fun(record: table))
 ---@field sync_skills fun(self: paddock.Runtime, skills: { sandbox_id: string, user: string?, thread: string?, projection: table? })

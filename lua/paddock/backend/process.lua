@@ -85,7 +85,8 @@ function M.new(options, runtime)
   check_memory(runtime.limits)
   return setmetatable({
     name = "process",
-    capabilities = { mounts = true, pause = false, snapshot = false, limits = true, fenced = true, stops_at_once = true },
+    capabilities = { mounts = true, thread_data_mounts = true, pause = false, snapshot = false, limits = true, fenced = true,
+      stops_at_once = true },
     options = check_options(options), runtime = runtime, me = proc.self(),
     grips = {},       -- by generation: this process's record with its locks
     answered = {},    -- by generation: the guest has answered once

@@ -14,13 +14,19 @@ local M = {
   options = {
     { "--user,-u", "U", "explain: whose sandbox" },
     { "--thread,-t", "T", "explain: which of the user's sandboxes" },
+    { "--need,-n", "K=V", "explain: a requirement of the request, such as lark_cli=true; may be given several times", list = true },
+    { "--source,-s", "S", "explain: judge a sandbox that is active, warm, discovered or created (default: warm)" },
+    { "--attest,-a", "K=V", "explain: what that sandbox says of itself, such as capacity=4; may be given several times", list = true },
+    { "--can", "K=V", "explain: what the deployment says that it can do; may be given several times", list = true },
+    { "--holders", "N", "explain: how many hold that sandbox" },
     { "--config,-c", "F", "a Lua file that returns the options of paddock.open" },
     { "--json", nil, "print one JSON document" },
   },
   notes = [[
 check    loads every file and asks each function about an invented identity and sandbox. DIR: that folder, else the
          configuration's.
-explain  asks the policies about an identity and prints what they answer; no sandbox is touched.
+explain  asks the policies about an identity and prints what they answer, step by step; no sandbox is touched. With --source,
+         --attest, --can or --holders it is about a sandbox that you describe. V: true, false, a number or a text.
 reload   sends HUP to every runtime that is recorded in the state directory; one whose new policies are
          wrong keeps the old ones and says so in its log.]],
 }
@@ -54,8 +60,11 @@ end
 
 --- Asks everything once about an identity; nil and the error when a policy fails.
 ---@param trial boolean?   also the functions that have nothing to decide now, about an invented sandbox
-local function ask(rt, user, thread, trial)
-  local ok, answer = pcall(rt.explain, rt, { user = user, thread = thread, trial = trial })
+---@param more table?       requirements, candidate
+local function ask(rt, user, thread, trial, more)
+  local request = { user = user, thread = thread, trial = trial }
+  for key, value in pairs(more or {}) do request[key] = value end
+  local ok, answer = pcall(rt.explain, rt, request)
   if ok then return answer end
   return nil, answer
 end
@@ -116,10 +125,48 @@ function M.check(ctx, options, dir)
   return status.OK
 end
 
+--- "K=V" words as a table; nil when there are none.
+local function facts(option, words)
+  if not words then return nil end
+  local out = {}
+  for _, word in ipairs(words) do
+    local key, value = word:match("^([^=]+)=(.*)$")
+    if not key then args.usage_error(("%s wants NAME=VALUE, not %s"):format(option, args.quoted(word))) end
+    if value == "true" or value == "false" then
+      value = value == "true"
+    else
+      value = math.tointeger(tonumber(value)) or tonumber(value) or value
+    end
+    out[key] = value
+  end
+  return out
+end
+
+--- The sandbox that is described on the command line, or nil.
+local function described(options)
+  if not (options.source or options.attest or options.can or options.holders) then return nil end
+  local holders = options.holders and math.tointeger(tonumber(options.holders))
+  if options.holders and not holders then args.usage_error("--holders wants a number, not " .. args.quoted(options.holders)) end
+  return {
+    source = options.source, holders = holders, attestation = facts("--attest", options.attest),
+    capability = facts("--can", options.can),
+  }
+end
+
+--- The steps of the decision, one line each.
+local function path_lines(path)
+  local lines = {}
+  for i, one in ipairs(path) do
+    lines[i] = ("  %d  %-12s %s%s"):format(i, one.step, one.answer, one.because and "  (" .. render.plain(one.because) .. ")" or "")
+  end
+  return lines
+end
+
 function M.explain(ctx, options)
   if not options.user or not options.thread then args.usage_error("policy explain wants --user U and --thread T") end
+  local more = { requirements = facts("--need", options.need), candidate = described(options) }
   local rt = policy_runtime(ctx, world.config(options))
-  local answer, why = ask(rt, options.user, options.thread)
+  local answer, why = ask(rt, options.user, options.thread, nil, more)
   if not answer then error(why, 0) end
   local failed = failures_of(answer)[1]
   if options.json then
@@ -134,11 +181,15 @@ function M.explain(ctx, options)
     lines[#lines + 1] = ("  %-13s %s"):format(key, (value:gsub("\n", "\n" .. (" "):rep(16))))
   end
   say("sandbox id", answer.id)
-  say("now", answer.now and render.plain(answer.now))
+  if not answer.path then say("now", answer.now and render.plain(answer.now)) end
   say("decision", answer.decision and answer.decision .. (answer.code and " (" .. answer.code .. ")" or ""))
   say("because", answer.message and render.plain(answer.message))
   say("requirements", answer.requirements or {})
   say("mounts", answer.mounts or {})
+  if answer.path then
+    lines[#lines + 1] = "  the path"
+    for _, line in ipairs(path_lines(answer.path)) do lines[#lines + 1] = line end
+  end
   for _, file in ipairs(files_of(answer)) do say(file.name, file.path) end
   ctx.out(table.concat(lines, "\n") .. "\n")
   return status.OK
