@@ -29,7 +29,7 @@ static const char world_engine[] =
     "  if info == nil or gone[info.generation or '?'] then return nil end return info end\n"
     "function M.discover(_, id) return seen(id, at('discover', id)) end\n"
     "function M.alive(_, info) return at('alive', info.sandbox_id) ~= 'no' end\n"
-    "function M.ready(_, info) return at('ready', info.sandbox_id) ~= 'no' end\n"
+    "function M.ready(_, info, s) return at('ready', info.sandbox_id, ('%g'):format(s)) ~= 'no' end\n"
     "function M.list() at('list') return {} end\n"
     "function M.finish(_, id) at('finish', id) end\n"
     "function M.connect(_, info) at('connect', info.sandbox_id) return {\n"
