@@ -27,7 +27,8 @@ local state
 function M.state()
   if state == nil then
     local file = folder and io.open(folder .. "/state.json")
-    state = file and cjson.decode(file:read("a")) or { why = "run this through tests/support/engines.py run ..." }
+    state = file and cjson.decode(file:read("a")) or
+      { why = os.getenv "PDK_ENGINES_WHY" or "run this through tests/support/engines.py run ..." }
     if file then file:close() end
     if state.why == cjson.null then state.why = nil end
   end

@@ -649,9 +649,15 @@ def stop(folder):
 
 
 def run(folder, command):
+    given = folder
+    folder = folder or tempfile.mkdtemp(prefix="pdk-engines.", dir="/tmp")
     state = start(folder, int(os.environ.get("PDK_ENGINES_OWNER") or 0) or os.getpid())
-    os.environ["PDK_ENGINES"] = folder
-    if state.get("pid") and not state.get("why"):
+    if state.get("why"):  # nothing runs that would sweep this up
+        os.environ["PDK_ENGINES_WHY"] = state["why"]
+        if not given:
+            shutil.rmtree(folder, ignore_errors=True)
+    else:
+        os.environ["PDK_ENGINES"] = folder
         fd = os.open("/proc/%d/ns/net" % state["pid"], os.O_RDONLY)
         check(libc.setns(fd, NEWNET), "setns")
         os.close(fd)
@@ -671,7 +677,7 @@ def tell(folder, words):
 def main(args):
     folder = os.environ.get("PDK_ENGINES")
     if len(args) > 1 and args[0] == "run":
-        run(folder or tempfile.mkdtemp(prefix="pdk-engines.", dir="/tmp"), args[1:])
+        run(folder, args[1:])
     if not folder:
         sys.exit("PDK_ENGINES is not set: the folder of the engines")
     if args[:1] == ["start"]:
