@@ -142,6 +142,21 @@ static int l_sleep(lua_State *L)
     return rc < 0 ? pdk_raise(L, &h->err) : 0;
 }
 
+/* shield(seconds, fn, ...) -> what fn answers. Inside, the operation's own limit does not count, only this one: for taking back
+ * what was begun when that limit is what ended it. */
+static int l_shield(lua_State *L)
+{
+    double s = lua_type(L, 1) == LUA_TNUMBER ? lua_tonumber(L, 1) : -1;
+    if (!(s > 0 && s <= 3600))
+        pdk_io_bad(L, "shield: a number of seconds from 0 to 3600 is expected");
+    luaL_checktype(L, 2, LUA_TFUNCTION);
+    pdk_limit limit = { pdk_after(pdk_now_monotonic(), pdk_seconds(s)), NULL };
+    const pdk_limit *outer = pdk_limit_enter(&limit);
+    int rc = lua_pcall(L, lua_gettop(L) - 2, LUA_MULTRET, 0);
+    pdk_limit_enter(outer);
+    return rc == LUA_OK ? lua_gettop(L) - 1 : lua_error(L);
+}
+
 /* ---- bytes --------------------------------------------------------------------------------------------- */
 
 /* random(n) -> n bytes of the kernel's */
@@ -267,6 +282,7 @@ static int l_log(lua_State *L)
 static const luaL_Reg functions[] = {
     { "now", l_now }, { "wall", l_wall }, { "deadline", l_deadline },   { "sleep", l_sleep },   { "random", l_random },
     { "hex", l_hex }, { "env", l_env },   { "sha256hex", l_sha256hex }, { "base64", l_base64 }, { "log", l_log },
+    { "shield", l_shield },
     { NULL, NULL },
 };
 

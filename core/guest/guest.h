@@ -3,6 +3,9 @@
  * Descriptors it inherits (process backend): 3 = settings, 4 = listening unix socket, 5 = its record (this open file
  * description holds an OFD write lock on byte 0, which is what proves that it lives), 6 = start pipe (one byte 'g' = the
  * record is durable; end of file before that = exit). All are close-on-exec for commands.
+ * As the entry point of a container (`--settings FILE`) it inherits nothing: the settings are that file, which it unlinks, and
+ * two more say what to listen on (listen: a path, or a port) and what each request must carry in X-Paddock-Secret (secret; a
+ * request without it: 401 {"error":"unauthorized"}, whatever it is).
  * Settings: NUL-separated "key=value": generation, token, orphan_ttl (seconds, 0 = never), workspace, home, max_output,
  * max_sessions, mount (repeated; a target path that bounds file calls).
  *
@@ -79,6 +82,7 @@ int guest_fail_errno(guest_fault *f, int sys, const char *what, const char *path
 /* ---- settings.c: what it was started with; constant after the start ---- */
 typedef struct guest_settings {
     char *generation, *workspace, *home, *user;
+    char *listen, *secret; /* as a container's entry point: a path or a port; what each request must carry. Or NULL */
     uint64_t token;      /* largest token at the start */
     double orphan_ttl;   /* seconds; 0 = never */
     uint64_t max_output; /* bytes kept per stream of an exec that does not say */

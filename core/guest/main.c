@@ -327,6 +327,11 @@ static bool token_arrives(guest_req *req)
     const char *text = guest_header(req, "X-Paddock-Token");
     bool open = strcmp(req->method, "GET") == 0 && strcmp(req->path, "/v1/sandbox") == 0;
     bool doom = strcmp(req->path, "/v1/paddock/doom") == 0 && strcmp(req->method, "POST") == 0;
+    if (!guest_secret_ok(guest_header(req, "X-Paddock-Secret"))) {
+        guest_fail(&f, 401, "unauthorized", 0, "X-Paddock-Secret is missing or wrong");
+        guest_reply_fault(req, &f);
+        return false;
+    }
     if (text == NULL && open)
         return true;
     if (text == NULL)
@@ -430,10 +435,15 @@ int main(int argc, char **argv)
     for (int fd = 0; fd < 3; fd++)
         if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", O_RDWR) != fd)
             return die("cannot open /dev/null for a standard stream");
-    if (fcntl(FD_LISTEN, F_GETFD) < 0)
-        return die("descriptor 4 is not a listening socket; the paddock runtime starts this program");
     guest_fault f;
+    const char *file = argc == 3 && strcmp(argv[1], "--settings") == 0 ? argv[2] : NULL;
+    if (file == NULL && fcntl(FD_LISTEN, F_GETFD) < 0)
+        return die("descriptor 4 is not a listening socket; the paddock runtime starts this program");
+    if (file != NULL && guest_container_settings(file, FD_SETTINGS, &f) < 0)
+        return die(f.message);
     if (settings_read(&f) < 0)
+        return die(f.message);
+    if (file != NULL && (guest_container_hide(file, &f) < 0 || guest_container_env(&f) < 0 || guest_container_listen(FD_LISTEN, &f) < 0))
         return die(f.message);
     close_unknown();
     fcntl(FD_LISTEN, F_SETFD, FD_CLOEXEC);

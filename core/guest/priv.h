@@ -17,6 +17,13 @@ void guest_cmds_changed(void);          /* a command's tree is gone: a waiting f
 void guest_route_begin(guest_req *req); /* headers complete: checks the token, picks the route */
 void guest_route_end(guest_req *req);   /* body complete and kept: runs the route */
 
+/* ---- container.c: started as a container's entry point ---- */
+int guest_container_settings(const char *path, int number, guest_fault *f); /* opens them as that descriptor; 0 or -1 */
+int guest_container_hide(const char *path, guest_fault *f); /* once they are read: unlinks what holds a secret */
+int guest_container_env(guest_fault *f);                    /* commands get the image's environment too */
+int guest_container_listen(int number, guest_fault *f);     /* by the setting `listen` */
+bool guest_secret_ok(const char *given); /* X-Paddock-Secret, or NULL; true where none is wanted */
+
 /* ---- http.c ---- */
 int guest_http_listen(int fd);      /* 0 or -1 */
 void guest_http_flush(void);        /* once per loop round */

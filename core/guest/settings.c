@@ -155,6 +155,10 @@ static int set_one(const char *key, const char *value, guest_fault *f)
         return set_text(&c->home, value, f);
     if (strcmp(key, "user") == 0)
         return set_text(&c->user, value, f);
+    if (strcmp(key, "listen") == 0)
+        return set_text(&c->listen, value, f);
+    if (strcmp(key, "secret") == 0)
+        return *value != '\0' ? set_text(&c->secret, value, f) : guest_fail(f, 500, "invalid_setting", 0, "setting secret is empty");
     if (strcmp(key, "workspace") == 0 || strcmp(key, "mount") == 0)
         return set_path(key, value, f);
     if (strcmp(key, "token") == 0)

@@ -375,9 +375,11 @@ local function policies(name, value)
   return out
 end
 
-local BACKENDS = { process = true, docker = false, provisioner = true, e2b = false } -- false: not in this version
+local BACKENDS = { process = true, docker = true, provisioner = true, e2b = false } -- false: not in this version
 -- Modules that know what a backend cannot do.
-local CHECKS = { process = "paddock.process.check", provisioner = "paddock.provisioner.check" }
+local CHECKS = {
+  process = "paddock.process.check", docker = "paddock.docker.options", provisioner = "paddock.provisioner.check",
+}
 
 local function backend(name, value)
   if type(value) ~= "string" then
@@ -385,7 +387,8 @@ local function backend(name, value)
   end
   if BACKENDS[value] then return value end
   if BACKENDS[value] == false then
-    errors.raise("unsupported", ("option `%s`: this version has no backend %s; it has process, provisioner, and takes a path to a Lua file")
+    errors.raise("unsupported", ("option `%s`: this version has no backend %s; it has process, docker and provisioner, and takes a "
+      .. "path to a Lua file")
       :format(name, quote(value)))
   end
   path(name, value)

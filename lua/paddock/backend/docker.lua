@@ -1,0 +1,526 @@
+--- The docker backend: a sandbox is a container of an engine that speaks the Docker Engine API.
+---
+--- What is true at every step, whatever dies: a container carries in its labels whose it is and which place on this machine is
+--- its own, so that `list` of a later process finds and removes what was left; it is known by its immutable id, which is the
+--- sandbox's generation: a name is only how a sandbox id is looked up. Nothing is stopped or removed by name. What has our name
+--- and not all of our labels is somebody else's: it is never touched.
+local engines = require "paddock.docker.engine"
+local errors = require "paddock.errors"
+local images = require "paddock.docker.images"
+local io = require "paddock.io"
+local labels = require "paddock.docker.labels"
+local option_rules = require "paddock.docker.options"
+local places = require "paddock.docker.places"
+local planes = require "paddock.docker.planes"
+local spec_of = require "paddock.docker.spec"
+local view = require "paddock.docker.view"
+
+local M = {}
+
+local LOOK_LIMIT = 10                -- seconds for a question to the engine
+local FIND_WAIT = 5                  -- seconds in which a creation whose answer was lost is looked for
+local UNDO_LIMIT = 5                 -- seconds for one step of taking back what was begun
+local START_TRIES = 10               -- ports that are tried from base_port on; and starts where the engine chose a taken one
+
+---@class paddock.DockerBackend
+---@field engine paddock.Engine
+---@field options paddock.DockerOptions
+---@field places paddock.DockerPlaces
+local Backend = {}
+Backend.__index = Backend
+
+--- Whose containers these are: runtimes that share their leases share their sandboxes.
+local function deployment_of(runtime)
+  local shared = runtime.ownership_url or nil
+  local what = runtime.option_scope and "scope\0" .. runtime.option_scope or shared and "store\0" .. shared or table.concat({ "state", io.proc.self().machine or "", io.fs.realpath(runtime.state_dir) or runtime.state_dir }, "\0")
+  return io.sha256hex(what):sub(1, 32)
+end
+
+--- Makes the backend; the engine must answer.
+---@param options paddock.DockerOptions?
+---@param runtime table   the facts of the runtime, as the process backend gets them
+---@return paddock.DockerBackend
+function M.new(options, runtime)
+  if type(runtime) ~= "table" or type(runtime.state_dir) ~= "string" then
+    errors.raise("invalid_argument", "the docker backend needs a state_dir")
+  end
+  local own = option_rules.read(options)
+  local tls = { tls_ca = own.tls_ca, tls_cert = own.tls_cert, tls_key = own.tls_key }
+  local engine = engines.find { host = own.host, tls = tls, limit = own.engine_timeout }
+  local self = setmetatable({
+    name = "docker", engine = engine, options = own, runtime = runtime, store_scope = engine.id,
+    capabilities = {
+      mounts = engine.unix ~= nil, pause = false, snapshot = false, limits = true, fenced = own.plane == "guest",
+    },
+    places = places.open(runtime.state_dir), images = images.new(engine, own),
+    ports = {},              -- by number: the generation, or `true` while one is being made
+    engine_id = engine.id,
+  }, Backend)
+  self.deployment = deployment_of(runtime)
+  self.plane = planes[own.plane].new(self)
+  return self
+end
+
+-- ---- small things ---------------------------------------------------------------------------------------------
+
+function Backend:container_name(id)
+  return self.options.prefix .. "-" .. id
+end
+
+local function generation_of(info, what)
+  local generation = type(info) == "table" and info.generation
+  if type(generation) ~= "string" or not generation:find("^%x+$") or #generation ~= 64 or type(info.sandbox_id) ~= "string" then
+    errors.raise("invalid_argument", what .. ": info must carry sandbox_id and generation")
+  end
+  return generation
+end
+
+--- A container by id or name: its state, or nil when the engine says that exactly this one is not there. Raises when nobody knows.
+---@param key string
+---@param limit number?
+---@return paddock.ContainerState?
+function Backend:look(key, limit)
+  local what = "look at the container " .. key
+  local response, fault = self.engine:call({
+    method = "GET", path = "/containers/" .. engines.percent(key) .. "/json", limit = math.min(limit or LOOK_LIMIT, LOOK_LIMIT),
+  }, what, key)
+  if not response then
+    if fault.meaning == "absent" then return nil end
+    engines.refuse(what, fault)
+  end
+  local state = view.inspected(response.data, self.options.aio_port)
+  if not state then errors.raise("backend_error", what .. ": the engine's answer cannot be read", { reason = "protocol" }) end
+  return state
+end
+
+function Backend:whose(state)
+  return labels.whose(self.options.label_prefix, state.labels, self.deployment)
+end
+
+--- Whether a container is the sandbox of that id: ours, and under the one name that it may have.
+function Backend:is_sandbox(state, id)
+  return self:whose(state) == "ours" and state.labels[self.options.label_prefix .. "sandbox_id"] == id
+    and state.name == self:container_name(id)
+end
+
+--- The info of a container that is ours.
+---@param state paddock.ContainerState
+---@param said table?   what its guest says
+function Backend:info_of(state, said)
+  local info = view.info(state, self.options.label_prefix)
+  self.plane:describe(info, state)
+  if said then
+    info.token = said.token and tostring(said.token) or nil
+    info.doomed = info.doomed or said.doomed == true or nil
+  end
+  return info
+end
+
+-- ---- creating -------------------------------------------------------------------------------------------------
+
+--- Runs what was added, last first, unless it is kept.
+local Undo = {}
+Undo.__index = Undo
+function Undo:add(fn) self[#self + 1] = fn end
+function Undo:keep() self.kept = true end
+--- Also when it is the operation's own limit that ended the work.
+function Undo:__close()
+  for i = self.kept and 0 or #self, 1, -1 do pcall(io.shield, UNDO_LIMIT, self[i]) end
+end
+
+function Backend:_check_spec(spec)
+  if type(spec) ~= "table" or type(spec.sandbox_id) ~= "string" or not spec.sandbox_id:find("^[a-z0-9-]+$")
+    or #spec.sandbox_id > 63 then
+    errors.raise("invalid_argument", "sandbox_id must be 1 to 63 characters of a-z, 0-9 and -")
+  end
+  local image = spec.image or self.runtime.image
+  if type(image) ~= "string" or image == "" or image:find("[%c%s]") then
+    errors.raise("invalid_argument", "the docker backend needs an image: set the option `image`, or let policies/requirements.lua "
+      .. "answer one", { reason = "image" })
+  end
+  local network = spec.network or "none"
+  if network ~= "none" and network ~= "open" and not network:find("^[%w][%w_.-]*$") then
+    errors.raise("invalid_argument", ("network %q: it is \"none\", \"open\", or the name of a network of the engine")
+      :format(tostring(network)))
+  end
+  for name in pairs(spec.labels or {}) do
+    if type(name) ~= "string" or name:sub(1, #self.options.label_prefix) == self.options.label_prefix then
+      errors.raise("invalid_argument", ("the label %q: labels that begin with %s are paddock's own")
+        :format(tostring(name), self.options.label_prefix))
+    end
+  end
+  return image, network
+end
+
+--- data_dir/ID as a mount of the workspace.
+function Backend:_data_mount(id)
+  if not self.runtime.data_dir then return nil end
+  local path = self.runtime.data_dir .. "/" .. id
+  local made, err = io.fs.mkdir(path, 448) -- 0700
+  if not made then errors.raise("io_error", "cannot make the workspace: " .. tostring(err.message), { reason = err.reason }) end
+  local uid, gid = (self.options.user or ""):match("^(%d+):?(%d*)$")
+  if uid and io.proc.self().uid == 0 then
+    uid, gid = math.tointeger(tonumber(uid)), math.tointeger(tonumber(gid))
+    local done, why = io.fs.chown(path, uid, gid or uid)
+    if not done then errors.raise("io_error", "cannot give the workspace away: " .. tostring(why.message), { reason = why.reason }) end
+  end
+  return { source = path, target = self.options.workdir, read_only = false }
+end
+
+--- Whoever runs in the image cannot write where the engine makes a root's folder.
+local function needs_open_workspace(options, facts)
+  local user = options.user or (type(facts.Config) == "table" and facts.Config.User) or ""
+  return options.read_only_root or not (user == "" or user:find("^0[:]?") or user:find("^root"))
+end
+
+--- Sends a creation, once. An answer that is lost is looked for: the engine may have acted.
+---@return string id
+---@return table? fault
+function Backend:_create_container(name, body, instance)
+  local response, err = self.engine:send {
+    method = "POST", path = "/containers/create", query = { name = name }, json = body,
+  }
+  local what = "create the container " .. name
+  if response and response.status < 400 then
+    local id = type(response.data) == "table" and response.data.Id
+    if type(id) == "string" and id:find("^%x+$") then return id end
+    errors.raise("backend_error", what .. ": the engine's answer cannot be read", { reason = "protocol" })
+  elseif response then
+    return nil, engines.fault(response, name)
+  elseif err.failure == "not_sent" then
+    engines.unreachable(self.engine, what, err)
+  end
+  local found = io.shield(FIND_WAIT + 1, self._find_lost, self, instance)
+  if found and err.kind == "backend_error" then return found end
+  if found then io.shield(UNDO_LIMIT, self._scrap, self, found) end -- the operation's time is over
+  engines.unreachable(self.engine, what, err)
+end
+
+--- The id of a container whose creation was not answered. Its own label finds it, and its name says that there can be one only.
+--- The engine may be at it still.
+function Backend:_find_lost(instance)
+  local deadline = io.now() + FIND_WAIT
+  repeat
+    local fine, found = pcall(self._by_instance, self, instance)
+    if fine and found then return found.id end
+    io.sleep(0.1)
+  until io.now() >= deadline
+  return nil
+end
+
+--- The container with that label, in whatever state.
+function Backend:_by_instance(instance)
+  return self:_all({ self.options.label_prefix .. "instance=" .. instance })[1]
+end
+
+--- Removes a container that never was a sandbox, by its id. What fails is left to `list` of a later pass, which finds it by label.
+function Backend:_scrap(id)
+  local response, err = self.engine:send {
+    method = "DELETE", path = "/containers/" .. id, query = { force = true, v = true }, limit = LOOK_LIMIT,
+  }
+  if not response or (response.status >= 400 and engines.fault(response, id).meaning ~= "absent") then
+    io.log("warn", "container_left", { container = id, message = response and engines.words(response) or tostring(err.message) })
+    return false
+  end
+  return true
+end
+
+--- What to do about a name that is taken: the sandbox that has it, when it is ours and alive; or nil, when what had it was dead
+--- and is gone; or it raises why not.
+function Backend:_name_taken(id, fault)
+  local name = self:container_name(id)
+  local state = self:look(name)
+  if not state then return nil end
+  local whose = self:whose(state)
+  if whose ~= "ours" or not self:is_sandbox(state, id) then
+    errors.raise("backend_error", ("the container %s is in the way of sandbox %s: %s; rename or remove it, or set another "
+      .. "backend_options.prefix"):format(name, id, whose == "none" and "it is not paddock's"
+      or "it belongs to another deployment of paddock, or its labels are not complete"), { reason = "name_taken", sandbox_id = id })
+  end
+  if state.running then
+    local info = self:discover(id)
+    if info then return info end
+    errors.raise("backend_error", ("the container %s runs and does not answer, so that it can be neither used nor replaced (%s)")
+      :format(name, fault.message), { reason = "name_taken", sandbox_id = id })
+  end
+  if state.status == "created" and os.time() - state.created_at < self.options.engine_timeout then
+    errors.raise("backend_error", ("the container %s is just being made by another process; try again"):format(name),
+      { reason = "name_taken", sandbox_id = id })
+  end
+  -- Never started, or ended: it serves nobody, and its id says that it is no other one.
+  self:_scrap(state.id)
+  self.plane:forget(view.info(state, self.options.label_prefix))
+  return nil
+end
+
+--- Starts it, or raises what the engine says, with the container's own last words.
+---@return table? fault   a port that is taken: the caller may try another
+function Backend:_start(id, what)
+  local response, err = self.engine:send { method = "POST", path = "/containers/" .. id .. "/start", body = "" }
+  if not response then
+    -- An answer that was lost is no failure: what runs has been started.
+    local fine, state = pcall(self.look, self, id)
+    if fine and state and state.running then return nil end
+    engines.unreachable(self.engine, what, err)
+  end
+  if response.status < 400 then return nil end
+  local fault = engines.fault(response, id)
+  if fault.meaning == "port_taken" then return fault end
+  engines.refuse(what, fault)
+end
+
+--- The plan of a container, as far as it does not depend on the port.
+function Backend:_plan(spec, image, network)
+  local facts = self.images:ensure(image)
+  local mounts = { table.unpack(spec.mounts or {}) }
+  local data = self:_data_mount(spec.sandbox_id)
+  if data then table.insert(mounts, 1, data) end
+  local plan = {
+    image = image, options = self.options, mounts = mounts, env = spec.env or {}, limits = spec.limits or {}, network = network,
+    sandbox_id = spec.sandbox_id,
+  }
+  local kind = self.options.workspace or (needs_open_workspace(self.options, facts) and "tmpfs" or "layer")
+  plan.tmpfs_workspace, plan.wants_volume = kind == "tmpfs", kind == "volume"
+  return plan
+end
+
+function Backend:_labels(plan, spec, instance)
+  return labels.of(self.options.label_prefix, {
+    sandbox_id = spec.sandbox_id, instance = instance, deployment = self.deployment, plane = self.options.plane,
+    network = plan.network, image = plan.image, networks = plan.helper and { plan.helper } or {}, volume = plan.volume,
+    identity = spec.identity, limits = spec.limits, env = spec.env, labels = spec.labels,
+  })
+end
+
+--- Makes the container, and starts it. Returns its id, or the info of one that had the name.
+function Backend:_make(spec, plan, instance, undo)
+  local name = self:container_name(spec.sandbox_id)
+  local again = { image = true, name = true }
+  for attempt = 1, START_TRIES do
+    plan.port = self.plane:port(plan, attempt)
+    local id, fault = self:_create_container(name, spec_of.body(plan), instance)
+    if id then
+      undo:add(function() self:_scrap(id) end)
+      fault = self:_start(id, "start the container " .. name)
+      if not fault then return id end
+      if not self:_scrap(id) then engines.refuse("start the container " .. name, fault) end
+      self.plane:port_failed(plan)
+    elseif fault.meaning == "no_image" and again.image then
+      again.image = false
+      self.images:forget(plan.image)
+      self.images:ensure(plan.image)
+    elseif fault.meaning == "name_taken" and again.name then
+      again.name = false
+      local found = self:_name_taken(spec.sandbox_id, fault)
+      if found then return nil, found end
+    elseif fault.meaning == "port_taken" then
+      self.plane:port_failed(plan)
+    else
+      engines.refuse("create the container " .. name, fault)
+    end
+    if attempt == START_TRIES then engines.refuse("start the container " .. name, fault) end
+  end
+end
+
+--- Makes a sandbox. It runs when it is returned; `ready` waits for its answer.
+---@param spec table
+---@return table info
+function Backend:create(spec)
+  local image, network = self:_check_spec(spec)
+  local undo <close> = setmetatable({}, Undo)
+  local plan = self:_plan(spec, image, network)
+  local instance = self.plane:begin(spec, plan, undo)
+  if plan.wants_volume then plan.volume = self.options.prefix .. "-" .. instance end
+  plan.labels = self:_labels(plan, spec, instance)
+  self.plane:prepare(plan, undo)
+  local id, found = self:_make(spec, plan, instance, undo)
+  if found then return found end
+  local state = self:look(id)
+  if not state then
+    errors.raise("backend_error", ("the container of sandbox %s was removed while it started"):format(spec.sandbox_id), { reason = "start" })
+  end
+  self.plane:made(plan, state)
+  undo:keep()
+  return self:info_of(state)
+end
+
+-- ---- looking --------------------------------------------------------------------------------------------------
+
+--- All containers with these labels, running or not. One question.
+---@param wanted string[]
+---@return paddock.ContainerState[]
+function Backend:_all(wanted)
+  local what = "list the containers"
+  local response, fault = self.engine:call({
+    method = "GET", path = "/containers/json", query = { all = true, filters = { label = io.json.array(wanted) } }, limit = LOOK_LIMIT,
+  }, what)
+  if not response then engines.refuse(what, fault) end
+  if type(response.data) ~= "table" then
+    errors.raise("backend_error", what .. ": the engine's answer cannot be read", { reason = "protocol" })
+  end
+  local out = {}
+  for _, item in ipairs(response.data) do out[#out + 1] = view.listed(item, self.options.aio_port) end
+  return out
+end
+
+--- What is there now: a statement about info's generation when it is given.
+---@param id string
+---@param info table?
+---@return table?
+function Backend:inspect(id, info)
+  if info and info.generation then
+    local generation = generation_of(info, "inspect")
+    if info.engine and info.engine ~= self.engine_id then
+      errors.raise("backend_error", ("sandbox %s lives in another engine than %s: nothing can be said about it here")
+        :format(id, self.engine.address), { reason = "another_engine", sandbox_id = id })
+    end
+    local state = self:look(generation)
+    return state and self:info_of(state) or nil
+  end
+  local state = self:look(self:container_name(id))
+  if not state or not self:is_sandbox(state, id) then return nil end
+  return self:info_of(state, (self.plane:ask(self:info_of(state))))
+end
+
+--- A healthy sandbox of that id, made by whichever process; nil when there is none that can be verified.
+---@param id string
+---@return table?
+function Backend:discover(id)
+  local state = self:look(self:container_name(id), self.runtime.discover_timeout)
+  if not state or not self:is_sandbox(state, id) or not state.running then return nil end
+  local info = self:info_of(state)
+  local said = self.plane:ask(info, self.runtime.discover_timeout or 5)
+  if not said then return nil end
+  info = self:info_of(state, said)
+  if info.doomed then return nil end
+  return info
+end
+
+--- Whether that generation lives and answers.
+---@param info table
+---@param opts { token: string? }?
+---@return boolean
+function Backend:alive(info, opts)
+  local generation = generation_of(info, "alive")
+  local known = self.plane:ask(info, nil, opts and opts.token)
+  if known then return true end
+  local state = self:look(generation)
+  if not state or not state.running then return false end
+  if state.paused then
+    errors.raise("backend_error", ("sandbox %s is paused"):format(info.sandbox_id), { reason = "paused" })
+  end
+  return self.plane:doubt(info, state)
+end
+
+--- Whether it answers within that many seconds.
+---@param info table
+---@param seconds number
+---@return boolean
+function Backend:ready(info, seconds)
+  local generation = generation_of(info, "ready")
+  return self.plane:ready(info, seconds, function()
+    local state = self:look(generation)
+    if state and state.running then return end
+    local last = state and self:_last_words(state) or "it was removed"
+    errors.raise("backend_error", ("sandbox %s ended before it was ready: %s"):format(info.sandbox_id, last), { reason = "start" })
+  end)
+end
+
+--- Why a container ended: its state, and the end of what it printed.
+function Backend:_last_words(state)
+  local text = state.error or (state.oom and "out of memory") or ("exit code " .. tostring(state.exit_code))
+  local response = self.engine:send {
+    method = "GET", path = "/containers/" .. state.id .. "/logs", query = { stdout = true, stderr = true, tail = 5 }, limit = 5,
+    max_body = 1 << 20,
+  }
+  local words = response and response.status == 200 and planes.plain_text(response.body) or ""
+  return words ~= "" and text .. ": " .. words or text
+end
+
+--- All sandboxes of this deployment in this engine. What was left of others on this machine is removed on the way.
+---@return table[]
+function Backend:list()
+  local prefix, found, known = self.options.label_prefix, {}, {}
+  local before = self.plane:instances()
+  for _, state in ipairs(self:_all { prefix .. "role=sandbox", prefix .. "deployment=" .. self.deployment }) do
+    if self:whose(state) == "ours" then
+      local facts = labels.read(prefix, state.labels)
+      known[facts.instance] = true
+      if state.name == self:container_name(facts.sandbox_id) then
+        local info = self:info_of(state)
+        found[#found + 1] = state.running and self:info_of(state, (self.plane:ask(info))) or info
+      end
+    end
+  end
+  self.plane:sweep(before, known)
+  return found
+end
+
+-- ---- ending ---------------------------------------------------------------------------------------------------
+
+--- Ends that generation and removes it. It answers when the engine says that it is gone.
+---@param info table
+---@param opts { timeout: number? }?
+---@return boolean
+function Backend:destroy(info, opts)
+  local generation = generation_of(info, "destroy")
+  local deadline = io.now() + (opts and opts.timeout or self.runtime.stop_timeout or 120)
+  local what = "remove the container of sandbox " .. info.sandbox_id
+  local function left() return math.max(0.05, deadline - io.now()) end
+  if info.engine and info.engine ~= self.engine_id then
+    errors.raise("backend_error", what .. ": it lives in another engine than " .. self.engine.address, { reason = "another_engine" })
+  end
+  if self.options.stop_grace > 0 then -- politely first; whatever comes of it, the removal below decides
+    self.engine:send { method = "POST", path = "/containers/" .. generation .. "/stop", body = "",
+                       query = { t = math.ceil(self.options.stop_grace) }, limit = math.min(left(), self.options.stop_grace + 10) }
+  end
+  local pause, last = 0.02, ""
+  repeat
+    local response, err = self.engine:send {
+      method = "DELETE", path = "/containers/" .. generation, query = { force = true, v = true }, limit = left(),
+    }
+    if not response then engines.unreachable(self.engine, what, err) end
+    if response.status < 400 then return true end
+    local fault = engines.fault(response, generation)
+    if fault.meaning == "absent" then return true end
+    last = fault.message
+    local state = self:look(generation, left())
+    if not state then return true end
+    if state.paused then
+      self.engine:send { method = "POST", path = "/containers/" .. generation .. "/unpause", body = "", limit = left() }
+    elseif fault.meaning ~= "busy" and fault.meaning ~= "state" then
+      engines.refuse(what, fault)
+    end
+    io.sleep(pause)
+    pause = math.min(pause * 2, 1)
+  until io.now() >= deadline
+  errors.raise("backend_error", ("%s: it is still there after its limit: %s"):format(what, last), { reason = "stop_timeout" })
+end
+
+--- Removes what an absent generation left outside itself: its place here, its network and volume.
+---@param id string
+---@param info table
+function Backend:finish(id, info)
+  if not (type(info) == "table" and info.generation) then return end
+  local generation = generation_of(info, "finish")
+  if self:look(generation) then
+    errors.raise("backend_error", ("sandbox %s is not gone yet"):format(id), { reason = "alive", sandbox_id = id })
+  end
+  self.plane:finish(info)
+end
+
+-- ---- speaking to it -------------------------------------------------------------------------------------------
+
+--- A client of that generation.
+---@param info table
+---@param opts { token: integer|string, command_timeout: number?, own: boolean? }
+function Backend:connect(info, opts)
+  generation_of(info, "connect")
+  return self.plane:connect(info, opts or {})
+end
+
+function Backend:close()
+  self.plane:close()
+end
+
+return M

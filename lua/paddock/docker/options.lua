@@ -1,0 +1,206 @@
+--- The options of the docker backend: which there are, what each may be, and what they mean for the others.
+---
+--- Everything that can be refused without an engine is refused when a runtime is opened, with the option's name.
+local errors = require "paddock.errors"
+
+local M = {}
+
+local MIB = 1 << 20
+
+local function refuse(name, message)
+  errors.raise("invalid_argument", ("option `%s` %s"):format(name, message))
+end
+
+local function text(name, value)
+  if type(value) ~= "string" or value == "" or #value > 4096 or value:find("%c") then
+    refuse(name, "must be a string of one line, not empty")
+  end
+  return value
+end
+
+local function path(name, value)
+  if text(name, value):sub(1, 1) ~= "/" then refuse(name, "must be an absolute path") end
+  return value
+end
+
+local function boolean(name, value)
+  if type(value) ~= "boolean" then refuse(name, "must be true or false") end
+  return value
+end
+
+local function whole(least, most)
+  return function(name, value)
+    local n = type(value) == "number" and math.tointeger(value) or nil
+    if not n or n < least or n > most then refuse(name, ("must be a whole number from %d to %d"):format(least, most)) end
+    return n
+  end
+end
+
+local function seconds(least)
+  return function(name, value)
+    if type(value) ~= "number" or value ~= value or value < least or value > 86400 then
+      refuse(name, ("must be a number of seconds from %g to 86400"):format(least))
+    end
+    return value
+  end
+end
+
+local function one_of(...)
+  local known, names = {}, table.concat({ ... }, ", ")
+  for _, one in ipairs { ... } do known[one] = true end
+  return function(name, value)
+    if not known[value] then refuse(name, ("must be one of %s"):format(names)) end
+    return value
+  end
+end
+
+local function list(name, value)
+  local out = {}
+  if type(value) ~= "table" then refuse(name, "must be a list of strings") end
+  for key in pairs(value) do
+    if math.type(key) ~= "integer" or key < 1 or key > #value then refuse(name, "must be a list of strings") end
+  end
+  for i, entry in ipairs(value) do out[i] = text(("%s[%d]"):format(name, i), entry) end
+  return out
+end
+
+local function prefix(name, value)
+  if type(value) ~= "string" or not value:find("^[a-zA-Z0-9][a-zA-Z0-9_.-]*$") or #value > 64 then
+    refuse(name, "must be up to 64 letters, digits, `_`, `.` and `-`, and begin with a letter or a digit")
+  end
+  return value
+end
+
+local function label_prefix(name, value)
+  if type(value) ~= "string" or not value:find("^[a-z0-9][a-z0-9._-]*%.$") or #value > 64 then
+    refuse(name, "must be up to 64 small letters, digits, `_`, `.` and `-`, and end with a dot")
+  end
+  return value
+end
+
+local function capabilities(name, value)
+  for i, one in ipairs(list(name, value)) do
+    if not one:find("^[A-Z_]+$") then
+      refuse(("%s[%d]"):format(name, i), 'must be the name of a capability without CAP_, such as "CHOWN"')
+    end
+  end
+  return value
+end
+
+local function address(name, value)
+  if text(name, value):find("^[%x:.]+$") then return value end
+  refuse(name, 'must be an IP address of the engine\'s machine, such as "127.0.0.1" or "::1"')
+end
+
+local LOGIN = { username = text, password = text, identitytoken = text }
+
+local function logins(name, value)
+  local out = {}
+  if type(value) ~= "table" then refuse(name, "must be a table of registries and their logins") end
+  for registry, login in pairs(value) do
+    local at = ("%s[%q]"):format(name, tostring(registry))
+    if type(registry) ~= "string" or type(login) ~= "table" then refuse(at, "must be { username =, password = }") end
+    out[registry] = {}
+    for key, entry in pairs(login) do
+      if not LOGIN[key] then refuse(at .. "." .. tostring(key), "is unknown (username, password, identitytoken)") end
+      out[registry][key] = LOGIN[key](at .. "." .. key, entry)
+    end
+  end
+  return out
+end
+
+---@class paddock.DockerOptions
+---@field host? string               unix:///path or tcp://host:port (DOCKER_HOST, then the usual sockets)
+---@field tls_ca? string             certificates that the engine's own must be signed by
+---@field tls_cert? string           the client's certificate
+---@field tls_key? string            and its key
+---@field plane? "guest"|"aio"|"exec" how commands and files get inside
+---@field guest? string              path of paddock-guest
+---@field prefix? string             a container's name is prefix-ID ("paddock")
+---@field label_prefix? string       of the labels ("paddock.")
+---@field command? string[]          plane exec: what keeps a container running; plane aio: in place of the image's own
+---@field user? string               "uid:gid" or a name, in place of the image's own
+---@field workdir? string            the workspace inside ("/workspace")
+---@field workspace? "layer"|"tmpfs"|"volume"  where it lives when no data_dir is set
+---@field workspace_size? integer    bytes of a tmpfs workspace (1 GiB)
+---@field read_only_root? boolean    the container's root file system
+---@field tmp_size? integer          bytes of /tmp where the root is read-only (256 MiB)
+---@field shm_size? integer          bytes of /dev/shm (64 MiB)
+---@field cap_drop? string[]         ({ "ALL" })
+---@field cap_add? string[]
+---@field security_opt? string[]     ({ "no-new-privileges" })
+---@field runtime? string            the OCI runtime, by the engine's name for it
+---@field init? boolean              the engine's own init as pid 1 (plane exec: when the engine has one)
+---@field pull? "missing"|"always"|"never"
+---@field pull_timeout? number       seconds (600)
+---@field registry_auth? table<string, table>
+---@field base_port? integer         the first of the ports to publish on; else the engine chooses
+---@field publish_address? string    the address to publish on
+---@field reach_host? string         how this machine reaches published ports
+---@field aio_port? integer          of the all-in-one image (8080)
+---@field aio_key? string            its API key
+---@field engine_timeout? number     seconds for one call of the engine (30)
+---@field stop_grace? number         seconds between the polite signal and the kill (0 with the guest, else 5)
+local OPTIONS = {
+  host = text, tls_ca = path, tls_cert = path, tls_key = path, plane = one_of("guest", "aio", "exec"), guest = path,
+  prefix = prefix, label_prefix = label_prefix, command = list, user = text, workdir = path,
+  workspace = one_of("layer", "tmpfs", "volume"), workspace_size = whole(65536, 1 << 50), read_only_root = boolean,
+  tmp_size = whole(65536, 1 << 50), shm_size = whole(65536, 1 << 50), cap_drop = capabilities, cap_add = capabilities,
+  security_opt = list, runtime = text, init = boolean, pull = one_of("missing", "always", "never"), pull_timeout = seconds(1),
+  registry_auth = logins, base_port = whole(1, 65535), publish_address = address, reach_host = text, aio_port = whole(1, 65535),
+  aio_key = text, engine_timeout = seconds(1), stop_grace = seconds(0),
+}
+
+local DEFAULTS = {
+  plane = "guest", prefix = "paddock", label_prefix = "paddock.", workdir = "/workspace", workspace_size = 1024 * MIB,
+  read_only_root = false, tmp_size = 256 * MIB, shm_size = 64 * MIB, cap_drop = { "ALL" },
+  -- What a root inside needs to install packages and to use files of other users; nothing that reaches the machine.
+  cap_add = { "CHOWN", "DAC_OVERRIDE", "FOWNER", "SETGID", "SETUID", "KILL" },
+  security_opt = { "no-new-privileges" }, pull = "missing", pull_timeout = 600, aio_port = 8080, engine_timeout = 30,
+}
+
+--- Checks them and fills in the defaults.
+---@param given table?
+---@return paddock.DockerOptions
+function M.read(given)
+  local out = {}
+  for key, value in pairs(given or {}) do
+    local name = "backend_options." .. tostring(key)
+    if not OPTIONS[key] then errors.raise("invalid_argument", ("option `%s` is not known to the docker backend"):format(name)) end
+    out[key] = OPTIONS[key](name, value)
+  end
+  for key, value in pairs(DEFAULTS) do
+    if out[key] == nil then out[key] = value end
+  end
+  if out.stop_grace == nil then out.stop_grace = out.plane == "aio" and 5 or 0 end
+  if out.workdir:find("/%.%.?/") or (out.workdir .. "/"):find("/%.%.?/") or not out.workdir:find("^/[^/]") then
+    refuse("backend_options.workdir", "must be an absolute path below /, without . and ..")
+  end
+  if (out.tls_cert == nil) ~= (out.tls_key == nil) then
+    refuse(out.tls_cert and "backend_options.tls_key" or "backend_options.tls_cert", "is missing: a certificate goes with its key")
+  end
+  if given and given.base_port and out.plane ~= "aio" then
+    refuse("backend_options.base_port", 'has a meaning for plane "aio" only: the others publish no port')
+  end
+  return out
+end
+
+--- What needs no look at the machine: for paddock.config.
+---@param options table   normalized
+function M.options(options)
+  local own = M.read(options.backend_options)
+  if own.plane ~= "guest" then -- no guest inside refuses a former owner: only the clock does
+    local ttl, margin = options.ownership.ttl, options.ownership.ttl / 10
+    if options.stop_timeout + margin >= ttl then
+      refuse("stop_timeout", ("(%g s) and a margin of %g s must stay below ownership.ttl (%g s) with backend_options.plane = %q: "
+        .. "without a guest inside, a stop that outlives its lease could hit the next owner"):format(options.stop_timeout, margin,
+        ttl, own.plane))
+    end
+  end
+end
+
+--- What a look at the machine says.
+---@param _ table   normalized
+function M.places(_) end
+
+return M

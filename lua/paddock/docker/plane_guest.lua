@@ -1,0 +1,157 @@
+--- The guest's plane: paddock-guest, mounted into the container as its entry point, so that any image will do. It serves a socket
+--- in a mounted folder, so that a sandbox without any network is reached too, and enforces tokens.
+local client = require "paddock.client.guest"
+local errors = require "paddock.errors"
+local io = require "paddock.io"
+local process = require "paddock.backend.process"
+local spec_of = require "paddock.docker.spec"
+
+local M = {}
+
+local ASK_LIMIT = 2                  -- seconds for a guest to say who it is
+local FIRST_PAUSE, LAST_PAUSE = 0.002, 0.05
+local FIRST_CHECK, LAST_CHECK = 0.1, 1
+
+---@class paddock.DockerGuestPlane
+local Plane = {}
+Plane.__index = Plane
+
+---@param backend paddock.DockerBackend
+function M.new(backend)
+  if not backend.engine.unix then
+    errors.raise("invalid_argument", ("option `backend_options.plane` must be \"aio\" or \"exec\" with an engine on another machine (%s): "
+      .. "the guest is mounted from this one"):format(backend.engine.address))
+  end
+  return setmetatable({ backend = backend, places = backend.places, secrets = {}, guest = nil }, Plane)
+end
+
+-- ---- making ---------------------------------------------------------------------------------------------------
+
+function Plane:begin(spec, plan, undo)
+  local options, runtime = self.backend.options, self.backend.runtime
+  self.guest = self.guest or process.find_guest(options.guest or runtime.guest_path)
+  local instance
+  local place = self.places:begin(spec.sandbox_id, function(secret, name)
+    instance = name
+    return spec_of.settings {
+      generation = name, secret = secret, orphan_ttl = runtime.orphan_ttl or 3600, workspace = options.workdir, env = plan.env,
+      mounts = plan.mounts,
+    }
+  end)
+  undo:add(function()
+    self.places:settle(place)
+    self.secrets[instance] = nil
+    self.places:remove(instance)
+  end)
+  self.secrets[instance] = place.secret
+  plan.place = place
+  plan.guest, plan.folder = self.guest, self.places:folder(instance)
+  plan.env = {}                        -- its commands get it from the settings, where no `inspect` shows it
+  return instance
+end
+
+function Plane.prepare(_, _, _) end
+function Plane.port(_, _, _) return nil end
+function Plane.port_failed(_, _) end
+
+function Plane:made(plan, _)
+  self.places:settle(plan.place)
+end
+
+-- ---- speaking -------------------------------------------------------------------------------------------------
+
+function Plane:describe(info, _)
+  info.url, info.unix = "http://sandbox", self.places:socket(info.instance)
+end
+
+--- The secret of an instance, or nil when this machine does not have it.
+function Plane:_secret(instance)
+  local secret = self.secrets[instance]
+  if secret then return secret end
+  local data = self.places:find(instance)
+  if data then self.secrets[instance] = data.secret end
+  return data and data.secret
+end
+
+function Plane:_client(info, opts)
+  local secret = self:_secret(info.instance)
+  if not secret then return nil, "its record is not in this state directory" end
+  return client.new {
+    url = "http://sandbox", unix = self.places:socket(info.instance), headers = { ["X-Paddock-Secret"] = secret },
+    token = opts.token, command_timeout = opts.command_timeout, oom_kills = opts.oom_kills, gone = opts.gone,
+  }
+end
+
+--- What the guest says of itself, or nil, a message, and the transport's reason.
+function Plane:ask(info, seconds, token)
+  local talk, why = self:_client(info, { token = token })
+  if not talk then return nil, why, "unknown" end
+  local said, message, reason = talk:state(seconds or ASK_LIMIT)
+  if said and said.generation ~= info.instance then return nil, "another generation answers", "impostor" end
+  return said, message, reason
+end
+
+--- A guest that runs serves its socket: where nobody listens any more, something inside has taken the socket away, and no command
+--- will ever reach it again. Anything else is unknown.
+function Plane:doubt(info, _)
+  local said, message, reason = self:ask(info)
+  if said then return true end
+  if reason == "connect" or reason == "impostor" then return false end
+  errors.raise("backend_error", ("sandbox %s lives but does not answer: %s"):format(info.sandbox_id, message), { reason = "silent" })
+end
+
+function Plane:ready(info, seconds, check)
+  local deadline, pause = io.now() + seconds, FIRST_PAUSE
+  local next_check, gap = io.now() + FIRST_CHECK, FIRST_CHECK
+  repeat
+    if self:ask(info, math.max(0.05, math.min(ASK_LIMIT, deadline - io.now()))) then return true end
+    if io.now() >= next_check then
+      check()
+      gap = math.min(gap * 2, LAST_CHECK)
+      next_check = io.now() + gap
+    end
+    io.sleep(pause)
+    pause = math.min(pause * 1.5, LAST_PAUSE)
+  until io.now() >= deadline
+  check()
+  return false
+end
+
+function Plane:connect(info, opts)
+  local backend, last = self.backend, nil
+  local talk, why = self:_client(info, {
+    token = opts.token, command_timeout = opts.command_timeout or backend.runtime.command_timeout,
+    -- Asked only when an answer was lost: whether the whole container has ended, and of what.
+    gone = function()
+      local fine, state = pcall(backend.look, backend, info.generation)
+      last = fine and state or nil
+      return fine and (state == nil or not state.running)
+    end,
+    oom_kills = function() return last and last.oom and 1 or 0 end,
+  })
+  if not talk then
+    errors.raise("lost", ("sandbox %s cannot be spoken to: %s"):format(info.sandbox_id, why), { reason = "absent" })
+  end
+  return talk
+end
+
+-- ---- ending ---------------------------------------------------------------------------------------------------
+
+function Plane:instances() return self.places:instances() end
+function Plane:sweep(names, known) self.places:sweep(names, known) end
+
+function Plane:forget(info)
+  self.secrets[info.instance or ""] = nil
+  if info.instance then pcall(self.places.remove, self.places, info.instance) end
+end
+
+function Plane:finish(info)
+  local instance = info.instance
+  if type(instance) ~= "string" then return end
+  self.secrets[instance] = nil
+  self.places:remove(instance)
+end
+
+function Plane.close(_) end
+
+return M

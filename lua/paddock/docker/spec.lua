@@ -1,0 +1,128 @@
+--- The body of a create call: what a sandbox is, in the engine's words. Facts in, a table out; no I/O.
+local errors = require "paddock.errors"
+local io = require "paddock.io"
+
+local M = {}
+
+M.GUEST = "/.paddock-guest"          -- in the container: the guest's program,
+M.FOLDER = "/.paddock"               -- and the folder that is its own
+local KEEPALIVE = "trap 'exit 0' TERM INT; while :; do sleep 86400 & wait $!; done"
+
+---@class paddock.ContainerPlan
+---@field image string
+---@field labels table<string, string>
+---@field options paddock.DockerOptions
+---@field mounts table[]                 { source, target, read_only }
+---@field env table<string, string>
+---@field limits table
+---@field network string                 the mode: "none", "open", or a network's name
+---@field sandbox_id string
+---@field guest string?                  plane guest: the program on this machine, and the folder to mount
+---@field folder string?
+---@field helper string?                 a network that was made for it alone
+---@field volume string?                 a volume for the workspace, to be made with these labels
+---@field tmpfs_workspace boolean?
+---@field port { address: string, port: integer? }?   to publish the all-in-one port on
+
+local function bind(source, target, read_only)
+  return { Type = "bind", Source = source, Target = target, ReadOnly = read_only }
+end
+
+local function tmpfs(target, size, mode)
+  return { Type = "tmpfs", Target = target, TmpfsOptions = { SizeBytes = size, Mode = mode } }
+end
+
+---@param plan paddock.ContainerPlan
+local function mounts(plan)
+  local out, options = {}, plan.options
+  if plan.guest then
+    out[#out + 1] = bind(plan.guest, M.GUEST, true)
+    out[#out + 1] = bind(plan.folder, M.FOLDER, false)
+  end
+  local taken = {}
+  for _, mount in ipairs(plan.mounts) do
+    taken[mount.target] = true
+    out[#out + 1] = bind(mount.source, mount.target, mount.read_only)
+  end
+  if taken[options.workdir] then return out end
+  if plan.volume then
+    out[#out + 1] = { Type = "volume", Source = plan.volume, Target = options.workdir, ReadOnly = false,
+                      VolumeOptions = { Labels = plan.labels } }
+  elseif plan.tmpfs_workspace then
+    out[#out + 1] = tmpfs(options.workdir, options.workspace_size, 1023) -- 1777
+  end
+  if options.read_only_root and not taken["/tmp"] then out[#out + 1] = tmpfs("/tmp", options.tmp_size, 1023) end
+  return out
+end
+
+---@param plan paddock.ContainerPlan
+local function host_config(plan)
+  local options, limits = plan.options, plan.limits
+  local out = {
+    Mounts = io.json.array(mounts(plan)), RestartPolicy = { Name = "no" }, CapDrop = io.json.array { table.unpack(options.cap_drop) },
+    CapAdd = io.json.array { table.unpack(options.cap_add) }, SecurityOpt = io.json.array { table.unpack(options.security_opt) },
+    ReadonlyRootfs = options.read_only_root, ShmSize = options.shm_size, Init = options.init, Runtime = options.runtime,
+    NetworkMode = plan.helper or (plan.network == "open" and "bridge") or plan.network,
+    LogConfig = { Type = "json-file", Config = { ["max-size"] = "10m" } },
+  }
+  if limits.memory then out.Memory, out.MemorySwap = limits.memory, limits.memory end
+  if limits.cpus then out.NanoCpus = math.floor(limits.cpus * 1e9 + 0.5) end
+  out.PidsLimit = limits.pids
+  if plan.port then
+    local number = plan.port.port and tostring(plan.port.port) or ""
+    out.PortBindings = {
+      [options.aio_port .. "/tcp"] = io.json.array { { HostIp = plan.port.address, HostPort = number } },
+    }
+  end
+  return out
+end
+
+--- The whole body.
+---@param plan paddock.ContainerPlan
+---@return table
+function M.body(plan)
+  local options, env = plan.options, {}
+  for name, value in pairs(plan.env) do
+    if type(name) ~= "string" or not name:find("^[A-Za-z_][A-Za-z0-9_]*$") or type(value) ~= "string" or value:find("\0", 1, true) then
+      errors.raise("invalid_argument", ("env: %q is no variable name, or its value no text without NUL"):format(tostring(name)))
+    end
+    env[#env + 1] = name .. "=" .. value
+  end
+  table.sort(env)
+  local out = {
+    Image = plan.image, Labels = plan.labels, Hostname = plan.sandbox_id:sub(1, 63), WorkingDir = options.workdir, Tty = false,
+    OpenStdin = false, Env = io.json.array(env), User = options.user, HostConfig = host_config(plan),
+  }
+  if plan.guest then
+    out.Entrypoint = { M.GUEST, "--settings", M.FOLDER .. "/settings" }
+    out.Cmd = io.json.array {}
+  elseif options.plane == "exec" then
+    out.Entrypoint = options.command or { "/bin/sh", "-c", KEEPALIVE }
+    out.Cmd = io.json.array {}
+  elseif options.command then
+    out.Cmd = options.command
+  end
+  if plan.port then out.ExposedPorts = { [options.aio_port .. "/tcp"] = {} } end
+  return out
+end
+
+--- The guest's settings (core/guest/guest.h).
+---@param s { generation: string, secret: string, orphan_ttl: number, workspace: string, env: table<string, string>, mounts: table[] }
+---@return string
+function M.settings(s)
+  local lines = {
+    "generation=" .. s.generation, "secret=" .. s.secret, "listen=" .. M.FOLDER .. "/socket",
+    ("orphan_ttl=%.3f"):format(s.orphan_ttl), "workspace=" .. s.workspace, "home=" .. s.workspace,
+  }
+  for name, value in pairs(s.env) do
+    local named = type(name) == "string" and name:find("^[A-Za-z_][A-Za-z0-9_]*$")
+    if not named or type(value) ~= "string" or value:find("\0", 1, true) then
+      errors.raise("invalid_argument", ("env: %q is no variable name, or its value no text without NUL"):format(tostring(name)))
+    end
+    lines[#lines + 1] = ("env=%s=%s"):format(name, value)
+  end
+  for _, mount in ipairs(s.mounts) do lines[#lines + 1] = "mount=" .. mount.target end
+  return table.concat(lines, "\0") .. "\0"
+end
+
+return M
