@@ -164,6 +164,7 @@ static void push_runtime_facts(lua_State *L, pdk_runtime *rt)
         pdk_kv_view(&p, &m, copied[i], pdk_view_get(o, copied[i]));
     put_roots(o, &p, &m);
     pdk_kv_cstr(&p, &m, "scope", rt->config.scope);
+    pdk_kv_view(&p, &m, "ownership_url", pdk_view_get(pdk_view_get(o, "ownership"), "url"));
     pdk_kv_cstr(&p, &m, "runtime_id", rt->id);
     pdk_kv_int(&p, &m, "pid", getpid());
     pdk_kv_cstr(&p, &m, "guest_path", getenv("PADDOCK_GUEST"));
@@ -283,16 +284,22 @@ static pdk_journal *open_journal(pdk_runtime *rt, pdk_error *err)
     return NULL;
 }
 
+/* The stores that are tables: ours from here on, also when something fails. */
+static int adopt_stores(pdk_runtime *rt, const pdk_open_spec *spec, pdk_error *err)
+{
+    if (spec->ownership != NULL)
+        rt->lease = pdk_lease_table(spec->ownership, rt->id, rt->config.ttl, err);
+    if (spec->journal != NULL)
+        rt->journal = pdk_journal_table(spec->journal, err);
+    bool adopted = (spec->ownership == NULL || rt->lease != NULL) && (spec->journal == NULL || rt->journal != NULL);
+    return adopted ? 0 : -1;
+}
+
+/* After the backend: it says which engine this is, and by that the stores tell sandboxes of one id apart. */
 static int open_stores(pdk_runtime *rt, const pdk_open_spec *spec, pdk_error *err)
 {
     const char *journal = pdk_info_str(pdk_view_of(&rt->config.options), "journal");
     bool memory = rt->config.state_dir == NULL || (journal != NULL && strcmp(journal, "memory") == 0);
-    if (spec->ownership != NULL) /* both tables are ours from here on, also when something fails */
-        rt->lease = pdk_lease_table(spec->ownership, rt->id, rt->config.ttl, err);
-    if (spec->journal != NULL)
-        rt->journal = pdk_journal_table(spec->journal, err);
-    if (pdk_state_dir_make(rt, err) < 0)
-        return -1;
     if (spec->ownership == NULL)
         rt->lease = open_lease(rt, err);
     if (spec->journal == NULL && rt->lease != NULL)
@@ -307,7 +314,7 @@ static int open_stores(pdk_runtime *rt, const pdk_open_spec *spec, pdk_error *er
 
 static int open_parts(pdk_runtime *rt, const pdk_open_spec *spec, pdk_error *err)
 {
-    if (open_stores(rt, spec, err) < 0)
+    if (adopt_stores(rt, spec, err) < 0 || pdk_state_dir_make(rt, err) < 0)
         return -1;
     pdk_view o = pdk_view_of(&rt->config.options);
     char path[4200];
@@ -316,7 +323,7 @@ static int open_parts(pdk_runtime *rt, const pdk_open_spec *spec, pdk_error *err
     if (rt->serial == NULL)
         return -1;
     rt->policies = pdk_policies_new(rt->script, rt->clock, rt->log, pdk_view_get(o, "policies"), pdk_view_get(o, "policy_config"), err);
-    if (rt->policies == NULL || open_backend(rt, err) < 0)
+    if (rt->policies == NULL || open_backend(rt, err) < 0 || open_stores(rt, spec, err) < 0)
         return -1;
     pdk_state_dir_sweep(rt); /* what a dead runtime's leases still stand for depends on the backend */
     rt->next_renew = pdk_after(pdk_clock_now(rt->clock), pdk_seconds(rt->config.renew_interval));

@@ -8,8 +8,12 @@
 #include <string.h>
 #include <sys/stat.h>
 
+/* The engine, as the backend itself tells it from others (its field store_scope), or else the backend's name. */
 static const char *engine_of(pdk_runtime *rt)
 {
+    const char *engine = rt->backend != NULL ? pdk_view_str(pdk_iface_field(rt->backend, "store_scope"), NULL) : NULL;
+    if (engine != NULL)
+        return engine;
     const char *backend = pdk_info_str(pdk_view_of(&rt->config.options), "backend");
     return backend != NULL ? backend : "custom";
 }

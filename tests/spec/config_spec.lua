@@ -159,11 +159,11 @@ describe("options", function()
   end)
 
   it("take a backend's name or a path to a Lua file, and nothing else", function()
-    for _, name in ipairs { "process", "./engine.lua", "/opt/engine.lua" } do
+    for _, name in ipairs { "process", "docker", "./engine.lua", "/opt/engine.lua" } do
       assert.equal(name, normalize { backend = name }.backend)
     end
     assert.equal("provisioner", normalize { backend = "provisioner", backend_options = { url = "http://p" } }.backend)
-    for _, name in ipairs { "docker", "e2b" } do
+    for _, name in ipairs { "e2b" } do
       assert.is_truthy(refused({ backend = name }, "unsupported"):find('"' .. name .. '"', 1, true))
     end
     assert.is_truthy(refused { backend = "proces" }:find('did you mean "process"', 1, true))

@@ -31,8 +31,14 @@ Backend.__index = Backend
 
 --- Whose containers these are: runtimes that share their leases share their sandboxes.
 local function deployment_of(runtime)
-  local shared = runtime.ownership_url or nil
-  local what = runtime.option_scope and "scope\0" .. runtime.option_scope or shared and "store\0" .. shared or table.concat({ "state", io.proc.self().machine or "", io.fs.realpath(runtime.state_dir) or runtime.state_dir }, "\0")
+  local what
+  if runtime.scope and runtime.scope ~= "" then
+    what = "scope\0" .. runtime.scope
+  elseif runtime.ownership_url then
+    what = "store\0" .. runtime.ownership_url
+  else
+    what = "state\0" .. (io.proc.self().machine or "") .. "\0" .. (io.fs.realpath(runtime.state_dir) or runtime.state_dir)
+  end
   return io.sha256hex(what):sub(1, 32)
 end
 
@@ -337,7 +343,8 @@ function Backend:create(spec)
   if found then return found end
   local state = self:look(id)
   if not state then
-    errors.raise("backend_error", ("the container of sandbox %s was removed while it started"):format(spec.sandbox_id), { reason = "start" })
+    errors.raise("backend_error", ("the container of sandbox %s was removed while it started"):format(spec.sandbox_id),
+      { reason = "start" })
   end
   self.plane:made(plan, state)
   undo:keep()
@@ -474,8 +481,8 @@ function Backend:destroy(info, opts)
     self.engine:send { method = "POST", path = "/containers/" .. generation .. "/stop", body = "",
                        query = { t = math.ceil(self.options.stop_grace) }, limit = math.min(left(), self.options.stop_grace + 10) }
   end
-  local pause, last = 0.02, ""
-  repeat
+  local pause = 0.02
+  while true do
     local response, err = self.engine:send {
       method = "DELETE", path = "/containers/" .. generation, query = { force = true, v = true }, limit = left(),
     }
@@ -483,7 +490,6 @@ function Backend:destroy(info, opts)
     if response.status < 400 then return true end
     local fault = engines.fault(response, generation)
     if fault.meaning == "absent" then return true end
-    last = fault.message
     local state = self:look(generation, left())
     if not state then return true end
     if state.paused then
@@ -491,10 +497,12 @@ function Backend:destroy(info, opts)
     elseif fault.meaning ~= "busy" and fault.meaning ~= "state" then
       engines.refuse(what, fault)
     end
+    if io.now() >= deadline then
+      errors.raise("backend_error", ("%s: it is still there after its limit: %s"):format(what, fault.message), { reason = "stop_timeout" })
+    end
     io.sleep(pause)
     pause = math.min(pause * 2, 1)
-  until io.now() >= deadline
-  errors.raise("backend_error", ("%s: it is still there after its limit: %s"):format(what, last), { reason = "stop_timeout" })
+  end
 end
 
 --- Removes what an absent generation left outside itself: its place here, its network and volume.

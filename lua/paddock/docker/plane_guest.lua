@@ -130,7 +130,8 @@ function Plane:connect(info, opts)
     oom_kills = function() return last and last.oom and 1 or 0 end,
   })
   if not talk then
-    errors.raise("lost", ("sandbox %s cannot be spoken to: %s"):format(info.sandbox_id, why), { reason = "absent" })
+    -- Not `lost`: that would say that somebody else has taken it.
+    errors.raise("backend_error", ("sandbox %s cannot be spoken to: %s"):format(info.sandbox_id, why), { reason = "unknown" })
   end
   return talk
 end

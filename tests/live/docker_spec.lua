@@ -1,0 +1,247 @@
+--- The docker backend on real engines, behind its guest plane: life cycle, clashes, half-answers.
+local containers = require "tests.live.containers"
+local engines = require "tests.support.engines"
+local errors = require "paddock.errors"
+local support = require "tests.support"
+
+local ALICE = { user = "alice", thread = "t1" }
+
+for _, engine in ipairs(engines.all()) do
+  describe("the docker backend on " .. engine.name, function()
+    local on = containers.on(engine)
+    local behind = containers.on(engine, { proxy = true })
+
+    on("hands a container out, keeps it warm, and takes it down", function(world)
+      local rt = world:open()
+      local box = rt:acquire(ALICE)
+      assert.equal("created", box.source)
+      assert.equal("hello\n", box:exec("echo hello").stdout)
+      box:write("/workspace/a", "x\0y")
+      assert.equal("x\0y", box:read "/workspace/a")
+      local id, generation = box.id, box.generation
+      assert.matches("^%x+$", generation)
+      assert.equal(64, #generation)
+      box:release()
+      box = rt:acquire(ALICE)
+      assert.equal("warm", box.source)
+      assert.equal(generation, box.generation)
+      box:release()
+      assert.is_true(rt:destroy(id))
+      assert.equal(0, #world:containers())
+      assert.equal("0", world:places())
+    end)
+
+    on("finds the sandbox of a runtime that went away, with its files [B005]", function(world)
+      local rt = world:open()
+      local box = rt:acquire(ALICE)
+      box:write("/workspace/a", "kept")
+      local generation = box.generation
+      rt:reset()
+      local second = world:open()
+      box = second:acquire(ALICE)
+      assert.equal("discovered", box.source)
+      assert.equal(generation, box.generation)
+      assert.equal("kept", box:read "/workspace/a")
+      local other <close> = second:acquire { user = "alice", thread = "t2" }
+      assert.not_equal(generation, other.generation)
+      box:release()
+    end)
+
+    on("attests what its labels say, in discover and in list [G1, G2, G11]", function(world)
+      for _, capacity in ipairs { "4", "9", "13" } do
+        local rt = world:open { environment = { MAX_SHELL_SESSIONS = capacity }, limits = { memory = 64 << 20, pids = 50 } }
+        local box = rt:acquire(ALICE)
+        local id = box.id
+        local function check(attested)
+          assert.equal("sandbox", attested.role)
+          assert.equal(id, attested.sandbox_id)
+          assert.equal("none", attested.network)
+          assert.equal("none", attested.network_mode)
+          assert.equal(engines.image "busybox", attested.image)
+          assert.equal(math.tointeger(tonumber(capacity)), attested.max_shell_sessions)
+          assert.equal(false, attested.broker_mode)
+          assert.equal(64 << 20, attested.limits.memory)
+        end
+        check(rt:inspect(id).info.attestation)
+        rt:reset()
+        rt = world:open { ownership = { type = "memory" } }
+        rt:reconcile()
+        check(rt:inspect(id).info.attestation)
+        box = rt:acquire(ALICE)
+        check(rt:inspect(id).info.attestation)
+        box:release()
+        rt:destroy(id)
+        rt:shutdown()
+      end
+    end)
+
+    behind("asks the engine nothing for a warm acquire and a release, and twice at most for a list [G3]", function(world)
+      local rt = world:open { health_ttl = 0 }
+      local box = rt:acquire(ALICE)
+      box:exec "true"
+      box:release()
+      world.proxy:reset()
+      box = rt:acquire(ALICE)
+      assert.equal("warm", box.source)
+      local calls = #world.proxy:calls()
+      assert.is_true(calls <= 1, calls .. " calls for a warm acquire")
+      box:release()
+      assert.equal(calls, #world.proxy:calls())
+      world.proxy:reset()
+      rt:reconcile()
+      assert.is_true(#world.proxy:calls() <= 2)
+    end)
+
+    on("never touches a container that only has its name [G3, I13]", function(world)
+      local rt = world:open()
+      local id = rt:explain(ALICE).id
+      local name = world.prefix .. "-" .. id
+      for _, labels in ipairs {
+        {}, { ["paddock.role"] = "sandbox", ["paddock.sandbox_id"] = id }, { ["org.example"] = "mine" },
+        { ["paddock.role"] = "sandbox", ["paddock.sandbox_id"] = id, ["paddock.instance"] = "ab", ["paddock.plane"] = "guest",
+          ["paddock.deployment"] = "somebody else's" },
+      } do
+        local status, made = engine:call("POST", "/containers/create?name=" .. name, {
+          Image = engines.image "busybox", Cmd = { "sleep", "1000" }, Labels = next(labels) and labels or nil,
+        })
+        assert.equal(201, status)
+        engine:call("POST", "/containers/" .. made.Id .. "/start")
+        local err = support.caught(rt.acquire, rt, ALICE)
+        assert.equal("backend_error", err.kind)
+        assert.equal("name_taken", err.reason)
+        assert.matches(name, err.message, 1, true)
+        rt:reconcile()
+        assert.equal("running", world:look(made.Id).State.Status)
+        world:remove(made.Id)
+      end
+      local box <close> = rt:acquire(ALICE)
+      assert.equal("created", box.source)
+    end)
+
+    on("replaces a warm one that was removed or killed behind its back [E5, B054]", function(world)
+      local rt = world:open { health_ttl = 0 }
+      for _, how in ipairs { "remove", "kill" } do
+        local box = rt:acquire(ALICE)
+        local generation = box.generation
+        box:release()
+        if how == "remove" then
+          world:remove(generation)
+        else
+          engine:call("POST", "/containers/" .. generation .. "/kill?signal=KILL")
+        end
+        box = rt:acquire(ALICE)
+        assert.equal("created", box.source)
+        assert.not_equal(generation, box.generation)
+        assert.equal(1, #world:containers())
+        box:release()
+      end
+    end)
+
+    on("says lost, not unknown for ever, when the container goes away under a command", function(world)
+      local rt = world:open { health_ttl = 0 }
+      local box = rt:acquire(ALICE)
+      world:remove(box.generation)
+      local fine, result = pcall(box.exec, box, "true")
+      if fine then
+        assert.equal("unknown", result.outcome)
+      else
+        assert.is_true(errors.is(result))
+      end
+      pcall(box.release, box)
+      box = rt:acquire(ALICE)
+      assert.equal("ok\n", box:exec("echo ok").stdout)
+      box:release()
+    end)
+
+    behind("takes a creation whose answer was lost for what it is: one container, never two [B133, B181]", function(world)
+      local rt = world:open()
+      world.proxy:cut("POST", "^/containers/create$", "after")
+      local box = rt:acquire(ALICE)
+      assert.equal("created", box.source)
+      assert.equal(1, #world:containers())
+      assert.equal(1, world.proxy:count("POST", "^/containers/create$"))
+      box:release()
+    end)
+
+    behind("takes a start whose answer was lost for what it is", function(world)
+      local rt = world:open()
+      world.proxy:cut("POST", "/start$", "after")
+      local box = rt:acquire(ALICE)
+      assert.equal(1, world.proxy:count("POST", "/start$"))
+      box:release()
+    end)
+
+    behind("leaves nothing when a start fails, ten times over [B106, B116, B108]", function(world)
+      local rt = world:open { max_sandboxes = 2 }
+      world.proxy:rewrite("POST", "/start$", { status = 500, body = { message = "no space left" }, pass = false, times = 10 })
+      for _ = 1, 10 do
+        local err = support.caught(rt.acquire, rt, ALICE)
+        assert.equal("backend_error", err.kind)
+        assert.matches("no space left", err.message)
+        assert.equal(0, #world:containers())
+      end
+      local box <close> = rt:acquire(ALICE)
+      assert.equal("created", box.source)
+    end)
+
+    behind("sweeps later what could not be removed when its start failed [B106]", function(world)
+      local rt = world:open { ownership = { type = "memory" } }
+      world.proxy:rewrite("POST", "/start$", { status = 500, body = { message = "no space left" }, pass = false })
+      local id = world.proxy:rewrite("DELETE", "^/containers/", { status = 500, body = { message = "device busy" }, pass = false })
+      local err = support.caught(rt.acquire, rt, ALICE)
+      assert.matches("no space left", err.message)
+      assert.equal(1, world.proxy:hits(id))
+      assert.equal(1, #world:containers())
+      rt:reconcile()
+      assert.equal(0, #world:containers())
+      assert.equal("0", world:places())
+    end)
+
+    behind("does not call a stop done while the container lives on [G9, K12]", function(world)
+      local rt = world:open()
+      local box = rt:acquire(ALICE)
+      local id, generation = box.id, box.generation
+      box:release()
+      world.proxy:rewrite("DELETE", "^/containers/", { status = 204, body = "", pass = false })
+      local err = support.caught(rt.destroy, rt, id)
+      assert.equal("backend_error", err.kind)
+      assert.equal("still_present", err.reason)
+      assert.equal("running", world:look(generation).State.Status)
+      assert.is_true(rt:destroy(id))
+      assert.equal(0, #world:containers())
+    end)
+
+    behind("raises what it cannot know, and never takes it for absent [G6, G8, B028]", function(world)
+      local rt = world:open { health_ttl = 0 }
+      local box = rt:acquire(ALICE)
+      local id = box.id
+      box:release()
+      local answers = {
+        { status = 404, body = { message = "page not found" } }, { status = 404, body = { message = "No such container: x" } },
+        { status = 404, body = "Not Found" }, { status = 500, body = { message = "daemon is busy" } },
+        { status = 401, body = "" }, { status = 403, body = "" }, { status = 429, body = "" },
+      }
+      for _, answer in ipairs(answers) do
+        answer.pass, answer.times = false, -1
+        world.proxy:rewrite("DELETE", "^/containers/", { status = 500, body = { message = "cannot stop" }, pass = false, times = -1 })
+        world.proxy:rewrite("GET", "/json$", answer)
+        local err = support.caught(rt.destroy, rt, id)
+        assert.equal("backend_error", err.kind)
+        world.proxy:reset()
+        assert.equal(1, #world:containers())
+      end
+      assert.is_true(rt:destroy(id))
+    end)
+
+    on("ends a paused container within the bound [B037]", function(world)
+      local rt = world:open()
+      local box = rt:acquire(ALICE)
+      local id, generation = box.id, box.generation
+      box:release()
+      local status = engine:call("POST", "/containers/" .. generation .. "/pause")
+      assert.equal(204, status)
+      assert.is_true(rt:destroy(id))
+      assert.equal(0, #world:containers())
+    end)
+  end)
+end
