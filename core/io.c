@@ -150,7 +150,8 @@ static int l_shield(lua_State *L)
     if (!(s > 0 && s <= 3600))
         pdk_io_bad(L, "shield: a number of seconds from 0 to 3600 is expected");
     luaL_checktype(L, 2, LUA_TFUNCTION);
-    pdk_limit limit = { pdk_after(pdk_now_monotonic(), pdk_seconds(s)), NULL };
+    pdk_limit limit = PDK_NO_LIMIT;
+    limit.deadline = pdk_after(pdk_now_monotonic(), pdk_seconds(s));
     const pdk_limit *outer = pdk_limit_enter(&limit);
     int rc = lua_pcall(L, lua_gettop(L) - 2, LUA_MULTRET, 0);
     pdk_limit_enter(outer);
