@@ -114,6 +114,34 @@ describe("the fault proxy before an engine", function()
     assert.equal("/containers/nobody/json size=0 404", ("%s %s %d"):format(calls[2].path, calls[2].query, calls[2].status))
   end)
 
+  on_engine("passes an exec's stream on, both ways when the client asks for that", function()
+    local _, made = engine:call("POST", "/containers/create", { Image = engines.image "busybox", Cmd = { "sleep", "600" } })
+    finally(function() engine:call("DELETE", "/containers/" .. made.Id .. "?force=true&v=true") end)
+    engine:call("POST", "/containers/" .. made.Id .. "/start")
+    local function exec(stdin)
+      return select(2, call("POST", "/containers/" .. made.Id .. "/exec", { AttachStdin = stdin, AttachStdout = true,
+        Cmd = stdin and { "cat" } or { "echo", "hello" } })).Id
+    end
+    local _, _, raw = call("POST", "/exec/" .. exec(false) .. "/start", '{"Detach":false,"Tty":false}')
+    assert.equal("\1\0\0\0\0\0\0\6hello\n", raw)
+    local id = exec(true)
+    local echoed = support.sh(([[python3 -c '
+import socket, sys
+s = socket.socket(socket.AF_UNIX)
+s.settimeout(20)
+s.connect(sys.argv[1])
+s.sendall(b"POST /exec/" + sys.argv[2].encode() + b"/start HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: tcp\r\n"
+          b"Content-Type: application/json\r\nContent-Length: 2\r\n\r\n{}")
+f = s.makefile("rb")
+print(f.readline().split()[1].decode())
+while f.readline().strip():
+    pass
+s.sendall(b"back and forth")
+s.shutdown(socket.SHUT_WR)
+print(f.read()[8:].decode())' %s %s]]):format(proxy.socket, id))
+    assert.equal("101\nback and forth\n", echoed)
+  end)
+
   on_engine("keeps a connection for further calls", function()
     local output = support.sh(("curl -sv --unix-socket %s http://x/_ping http://x/_ping"):format(proxy.socket))
     assert.truthy(output:find("Re%-using existing connection"), output)

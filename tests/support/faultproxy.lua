@@ -103,7 +103,7 @@ function Proxy:await(id, n)
   error("the call that the rule waits for did not come", 2)
 end
 
---- All calls since the start or the last reset, in order: { n, method, path, query, passed, status, rule, time, done }.
+--- All calls since the start or the last reset, in order: { n, method, path, query, passed, status, rule, time, done, body }.
 function Proxy:calls()
   return self:_order("GET", "/calls")
 end

@@ -4,7 +4,8 @@ Orders come as HTTP to SOCKET.control (tests/support/faultproxy.lua sends them):
   POST /rules    a rule as JSON: {"id"}       GET /rules   rules with "hits": how often each one has struck
   DELETE /rules  forget all rules, release what hangs, come up again, and forget the calls
   GET /calls     every call since: {"n", "method", "path" (no version, no query), "query", "passed" (the engine got it),
-                 "status" (the engine's), "rule", "time" (seconds since the start), "done"}
+                 "status" (the engine's), "rule", "time" (seconds since the start), "done",
+                 "body" (of the request, when it is JSON)}
   POST /release  what hangs goes on          POST /drop    close all client connections that are open now
   POST /down, /up   refuse connections, as an engine that is not there, and accept them again
   GET /open      {"connections", "calls" (under way)}
@@ -209,8 +210,13 @@ class Proxy:
             client.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
             fields = [f for f in fields if f[0].lower() != b"expect"]
         upgrade = field(fields, b"upgrade") is not None
-        body = b"".join(raw for raw, _ in Parts(reader, fields, False, False))
+        parts = list(Parts(reader, fields, False, False))
+        body = b"".join(raw for raw, _ in parts)
         rule, entry = self.match(method, target)
+        try:
+            entry["body"] = json.loads(b"".join(data for _, data in parts))
+        except ValueError:
+            pass
         with self.lock:
             self.under_way += 1
         try:
