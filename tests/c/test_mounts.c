@@ -432,3 +432,78 @@ int main(int argc, char **argv)
     }
     return test_main(argc, argv);
 }
+/* ---- here, optional, exclude ---- */
+
+TEST("here: the folders are made where this machine sees them, and the engine gets its own path [D13]")
+{
+    begin();
+    outcome o = prepare("{ { source = '/engine/a', here = '@/root/a', target = '/a', create = '0777' },"
+                        "  { source = 'D:\\\\x\\\\b', here = '@/root/b', target = '/b', create = '0700', owner_only = true } }",
+                        "{}", "{ '@/root', '/engine', 'D:/y', 'D:\\\\x' }");
+    CHECK_INT(o.rc, 0);
+    CHECK_INT(mode_of("root/a"), 0777);
+    CHECK_INT(mode_of("root/b"), 0700);
+    pdk_view k, v;
+    size_t cursor = 0;
+    CHECK(pdk_view_next(pdk_view_of(&o.out), &cursor, &k, &v));
+    CHECK_STR(pdk_info_str(v, "source"), "/engine/a");
+    CHECK(pdk_info_str(v, "here") == NULL);
+    end(&o);
+}
+
+TEST("here: what the engine would see must lie below mount_roots too, and no link may lead it out [B012]")
+{
+    begin();
+    static const char *const sources[] = { "/etc", "/enginex/a", "D:\\\\xy", "\\\\\\\\nas\\\\x", "E:/x", "@/root/../a", "/" };
+    for (size_t i = 0; i < sizeof sources / sizeof *sources; i++) {
+        char text[300];
+        snprintf(text, sizeof text, "{ { source = '%s', here = '@/root/a', target = '/a', create = '0777' } }", sources[i]);
+        outcome o = prepare(text, "{}", "{ '@/root', '/engine', 'D:\\\\x' }");
+        CHECK_INT(o.rc, -1);
+        CHECK_KIND(o.err, PDK_E_POLICY_ERROR);
+        end(&o);
+    }
+    link_to("/etc", "root/out");
+    expect("{ { source = '@/root/out/x', here = '@/root/a', target = '/a', create = '0777' } }", PDK_E_POLICY_ERROR, "leads out");
+    CHECK_INT(mode_of("root/a"), -1);
+}
+
+TEST("optional: what fails leaves its whole name out, whichever of them fails, and nothing of it is left behind [D14]")
+{
+    begin();
+    file("root/plain");
+    static const char *const orders[] = {
+        "{ %s, { source = '@/root/b', target = '/b', create = '0777', optional = 'g' }, %s }",
+        "{ { source = '@/root/b', target = '/b', create = '0777', optional = 'g' }, %s, %s }",
+    };
+    for (size_t i = 0; i < 2; i++) {
+        char text[600];
+        snprintf(text, sizeof text, orders[i], "{ source = '@/root/plain/x', target = '/bad', create = '0777', optional = 'g' }",
+                 "{ source = '@/root/c', target = '/c', create = '0777' }, { source = '@/root/d', target = '/d', if_exists = true, "
+                 "optional = 'h' }");
+        outcome o = prepare(text, "{}", "{ '@/root' }");
+        bool read_only;
+        CHECK_INT(o.rc, 0);
+        CHECK_INT((int)pdk_view_count(pdk_view_of(&o.out)), 1);
+        CHECK_STR(target_of(&o, 0, &read_only), "/c");
+        CHECK_INT(mode_of("root/b"), -1);
+        end(&o);
+    }
+    /* What is outside of every root is the policy's fault, and not one folder's. */
+    expect("{ { source = '/etc', target = '/e', optional = 'g' } }", PDK_E_POLICY_ERROR, "mount_roots");
+}
+
+TEST("exclude keeps configured mounts away from a target and from below it, and only those [D12]")
+{
+    begin();
+    outcome o = prepare("{ { exclude = '/s' }, { source = '@/root/a', target = '/s/a', create = '0755' } }",
+                        "{ { source = '/x', target = '/s' }, { source = '/x', target = '/s/b' }, { source = '/x', target = '/sb' } }",
+                        "{ '@/root' }");
+    bool read_only;
+    CHECK_INT(o.rc, 0);
+    CHECK_INT((int)pdk_view_count(pdk_view_of(&o.out)), 2);
+    CHECK_STR(target_of(&o, 0, &read_only), "/s/a");
+    CHECK_STR(target_of(&o, 1, &read_only), "/sb");
+    end(&o);
+}
+
