@@ -104,6 +104,20 @@ local function skills_root(given, kinds)
   return root
 end
 
+--- The engine's own options that the sections say, beside those that were given as such.
+local function engine_options(out, said, names)
+  local options = {}
+  for key, value in pairs(type(out.backend_options) == "table" and out.backend_options or {}) do options[key] = value end
+  for key, value in pairs(said) do
+    if names[key] == nil then
+      if options[key] == nil then options[key] = value end -- that project's default
+    else
+      put(options, key, value, names[key])
+    end
+  end
+  out.backend_options = options
+end
+
 --- Which driver: a provisioner's address selects the remote one, else it is local containers. An option `backend` has the last word.
 local function driver(out, sandbox, kinds, root)
   local url = sandbox.provisioner_url
@@ -111,9 +125,11 @@ local function driver(out, sandbox, kinds, root)
   local remote = url ~= nil
   if out.backend == nil then out.backend = remote and "provisioner" or "docker" end
   if remote and out.backend == "provisioner" then
-    put(out, "backend_options", { url = url, api_key = sandbox.provisioner_api_key, skills_root = root }, "sandbox.provisioner_url")
-  elseif not remote and out.backend == "docker" and (sandbox.port or sandbox.container_prefix) then
-    put(out, "backend_options", { port = sandbox.port, prefix = sandbox.container_prefix }, "sandbox.container_prefix")
+    engine_options(out, { url = url, api_key = sandbox.provisioner_api_key, skills_root = root },
+      { url = "sandbox.provisioner_url", api_key = "sandbox.provisioner_api_key", skills_root = "skills.container_path" })
+  elseif not remote and out.backend == "docker" then
+    engine_options(out, { plane = "aio", base_port = sandbox.port or 8080, prefix = sandbox.container_prefix or "deer-flow-sandbox" },
+      { base_port = sandbox.port and "sandbox.port", prefix = sandbox.container_prefix and "sandbox.container_prefix" })
   end
   return remote
 end

@@ -56,7 +56,8 @@ function M.new(options, runtime)
   local self = setmetatable({
     name = "docker", engine = engine, options = own, runtime = runtime, store_scope = engine.id,
     capabilities = {
-      mounts = engine.unix ~= nil, pause = false, snapshot = false, limits = true, fenced = own.plane == "guest",
+      mounts = engine.unix ~= nil, thread_data_mounts = engine.unix ~= nil, pause = false, snapshot = false, limits = true,
+      fenced = own.plane == "guest",
     },
     places = places.open(runtime.state_dir), images = images.new(engine, own),
     ports = {},              -- by number: the generation, or `true` while one is being made

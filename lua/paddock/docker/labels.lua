@@ -103,6 +103,7 @@ function M.attest(prefix, labels, port)
     role = labels and labels[prefix .. "role"], sandbox_id = facts.sandbox_id, network = facts.network, network_mode = facts.network,
     image = facts.image, networks = facts.networks, published_port = port, max_shell_sessions = facts.max_shell_sessions,
     limits = facts.limits, plane = facts.plane, broker_mode = false,
+    capacity = facts.max_shell_sessions, broker = false, -- under the names that all backends have
   }
 end
 

@@ -131,6 +131,7 @@ function M.info(state, prefix)
   local facts = labels.read(prefix, state.labels)
   local attestation = labels.attest(prefix, state.labels, state.port)
   attestation.max_shell_sessions = attestation.max_shell_sessions or capacity(state.env)
+  attestation.capacity = attestation.max_shell_sessions
   return {
     sandbox_id = facts.sandbox_id, url = "", generation = state.id, name = state.name, created_at = state.created_at,
     identity = facts.identity, labels = facts.labels, attestation = attestation, instance = facts.instance, plane = facts.plane,
