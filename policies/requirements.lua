@@ -1,5 +1,5 @@
 --- What does this turn need of its sandbox? What is left nil here is taken from the runtime's own options.
-local may_ask = { "image", "env", "limits", "network", "labels", "require" }   -- fields of a request
+local may_ask = { "image", "env", "limits", "network", "labels", "require", "options" }   -- fields of a request
 
 return {
   resolve = function(ctx)

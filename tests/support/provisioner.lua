@@ -6,11 +6,30 @@
 ---     double:stop()
 local json = require "cjson"
 local support = require "tests.support"
-local http = assert(package.loadlib(assert(package.searchpath("paddock.core", package.cpath)), "luaopen_paddock_io"))().http
+-- The module that backends have, in a plain Lua state.
+local io_module = assert(package.loadlib(assert(package.searchpath("paddock.core", package.cpath)), "luaopen_paddock_io"))()
+local http = io_module.http
 
 local M = {}
 local Double = {}
 Double.__index = Double
+
+M.io = io_module
+
+--- The driver itself, in this Lua state: to be asked directly, or to be wrapped and given to paddock.open as a table.
+function M.driver()
+  package.loaded["paddock.io"] = package.loaded["paddock.io"] or io_module
+  return require "paddock.backend.provisioner"
+end
+
+--- Whether this version has asynchronous operations.
+function M.has_async()
+  local rt = support.world():open()
+  local has = rt.acquire_async ~= nil
+  rt:shutdown()
+  support.cleanup()
+  return has
+end
 
 ---@param opts { guest: string?, cert: string?, key: string? }?
 function M.start(opts)
