@@ -346,6 +346,17 @@ bool pdk_acquire_abandon(pdk_acquiring *p)
     return true;
 }
 
+void pdk_acquire_require(pdk_acquiring *p, pdk_view requirements)
+{
+    p->spec.requirements = requirements;
+}
+
+void pdk_acquire_undo(pdk_acquiring *p, pdk_box *box)
+{
+    p->a.box = box;
+    give_up(&p->a);
+}
+
 void pdk_acquire_end(pdk_acquiring *p)
 {
     if (p == NULL)

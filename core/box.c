@@ -18,6 +18,8 @@ static char *copy(const char *s, size_t len)
 
 static void box_destroy(pdk_box *b)
 {
+    if (atomic_fetch_sub(&b->refs, 1) != 1)
+        return;
     free(b->generation);
     free(b->holder);
     free(b->user);
@@ -31,6 +33,7 @@ pdk_box *pdk_box_new(pdk_runtime *rt, const pdk_entry *e, const char *holder, co
     if (b == NULL)
         return NULL;
     b->rt = rt;
+    atomic_init(&b->refs, 1);
     memcpy(b->id, e->id, sizeof b->id);
     b->source = source;
     b->token = e->token;
@@ -79,8 +82,11 @@ int pdk_release(pdk_box *b, pdk_error *err)
 {
     if (b == NULL)
         return pdk_fail(err, PDK_E_INVALID_ARGUMENT, 0, "no box was given");
-    if (atomic_exchange(&b->released, true))
-        return 0;
+    return atomic_exchange(&b->released, true) ? 0 : pdk_box_release(b, err);
+}
+
+int pdk_box_release(pdk_box *b, pdk_error *err)
+{
     if (b->holder != NULL) {
         bool ours; /* a later acquire may have bound the same holder to a newer generation: that binding is not ours */
         {
@@ -91,6 +97,12 @@ int pdk_release(pdk_box *b, pdk_error *err)
         return ours ? pdk_runtime_release(b->rt, b->holder, err) : 0;
     }
     return b->park_on_release ? pdk_runtime_park(b->rt, b->id, err) : 0;
+}
+
+pdk_box *pdk_box_ref(pdk_box *b)
+{
+    atomic_fetch_add(&b->refs, 1);
+    return b;
 }
 
 void pdk_box_drop(pdk_box *b)
@@ -104,6 +116,7 @@ void pdk_box_free(pdk_box *b)
     if (b == NULL)
         return;
     PDK_AUTO_ERROR err = PDK_NO_ERROR;
+    atomic_store(&b->freed, true); /* before: a queued release that is cancelled now goes on all the same */
     if (b->holder != NULL && pdk_release(b, &err) < 0 && err.kind != PDK_E_CLOSED)
         pdk_emit(b->rt, PDK_WARN, "release_failed", b->id, b->generation, NULL, &err);
     box_destroy(b);
@@ -210,13 +223,22 @@ void pdk_box_mark_lost(pdk_box *box, const pdk_error *why)
 
 #define FILE_MAX (PDK_PACK_MAX - (64u << 10)) /* of one call, either way: the path and the rest of a pack are beside it */
 
-static int check_path(const char *path, size_t len, pdk_error *err)
+int pdk_path_check(const char *path, size_t len, pdk_error *err)
 {
     if (path == NULL || len == 0 || path[0] != '/')
         return pdk_fail(err, PDK_E_INVALID_ARGUMENT, 0, "path must be absolute");
     if (len > 4095)
         return pdk_fail(err, PDK_E_INVALID_ARGUMENT, 0, "path is %zu bytes long; at most 4095 are taken", len);
     return memchr(path, '\0', len) == NULL ? 0 : pdk_fail(err, PDK_E_INVALID_ARGUMENT, 0, "path holds a NUL byte");
+}
+
+int pdk_size_check(const char *path, size_t path_len, size_t len, pdk_error *err)
+{
+    if (len <= FILE_MAX)
+        return 0;
+    return pdk_fail_reason(err, PDK_E_INVALID_ARGUMENT, "too_large",
+                           "write %.*s: %zu bytes are more than one call takes (%u): write it by parts, or mount its directory",
+                           (int)(path_len < 200 ? path_len : 200), path, len, FILE_MAX);
 }
 
 static int file_call(pdk_box *box, const char *method, const pdk_pack *args, pdk_pack *out, pdk_error *err)
@@ -243,12 +265,8 @@ int pdk_box_write(pdk_box *box, const char *path, size_t path_len, const void *d
                   pdk_error *err)
 {
     PDK_AUTO_PACK args = PDK_NO_PACK, out = PDK_NO_PACK;
-    if (check_path(path, path_len, err) < 0)
+    if (pdk_path_check(path, path_len, err) < 0 || pdk_size_check(path, path_len, len, err) < 0)
         return -1;
-    if (len > FILE_MAX)
-        return pdk_fail_reason(err, PDK_E_INVALID_ARGUMENT, "too_large",
-                               "write %.*s: %zu bytes are more than one call takes (%u): write it by parts, or mount its directory",
-                               (int)(path_len < 200 ? path_len : 200), path, len, FILE_MAX);
     pdk_put_str(&args, path, path_len);
     pdk_put_str(&args, data, len);
     pdk_mark opts = pdk_begin_map(&args);
@@ -262,7 +280,7 @@ int pdk_box_read(pdk_box *box, const char *path, size_t path_len, char **data, s
     PDK_AUTO_PACK args = PDK_NO_PACK, out = PDK_NO_PACK;
     *data = NULL;
     *len = 0;
-    if (check_path(path, path_len, err) < 0)
+    if (pdk_path_check(path, path_len, err) < 0)
         return -1;
     pdk_put_str(&args, path, path_len);
     if (file_call(box, "read", &args, &out, err) < 0)
@@ -277,7 +295,7 @@ int pdk_box_read(pdk_box *box, const char *path, size_t path_len, char **data, s
 int pdk_box_list(pdk_box *box, const char *path, size_t path_len, pdk_pack *out, pdk_error *err)
 {
     PDK_AUTO_PACK args = PDK_NO_PACK, answer = PDK_NO_PACK;
-    if (check_path(path, path_len, err) < 0)
+    if (pdk_path_check(path, path_len, err) < 0)
         return -1;
     pdk_put_str(&args, path, path_len);
     if (file_call(box, "list", &args, &answer, err) < 0)

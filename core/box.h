@@ -1,4 +1,5 @@
-/* box.h -- one holder's grip on one sandbox; shared by box.c (the grip, files) and exec.c (commands) only. */
+/* box.h -- one holder's grip on one sandbox; shared by box.c (the grip, files), exec.c (commands) and async.c (both,
+ * submitted) only. */
 #ifndef PDK_BOX_H
 #define PDK_BOX_H
 
@@ -15,8 +16,18 @@ struct pdk_box { /* fixed at birth, but for `released` */
     int64_t token;
     uint64_t incarnation;
     bool park_on_release;
-    atomic_bool released;
+    atomic_bool released;   /* or a release of it is under way */
+    atomic_bool freed;      /* its owner has */
+    atomic_int refs;        /* its owner's, and those of operations in flight; the memory goes with the last one */
 };
+
+pdk_box *pdk_box_ref(pdk_box *box);
+/* The release itself, for whoever has set `released`. */
+int pdk_box_release(pdk_box *box, pdk_error *err);
+
+/* Arguments of file calls. */
+int pdk_path_check(const char *path, size_t len, pdk_error *err);
+int pdk_size_check(const char *path, size_t path_len, size_t len, pdk_error *err); /* of what is to be written */
 
 /* Begins an operation on the box: *client is a reference, the sandbox cannot be parked or stopped meanwhile.
  * -1: closed (released), lost, being_destroyed. */

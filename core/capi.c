@@ -4,6 +4,7 @@
  * A configuration may bring a log function. It lives in the universe, where logging threads may not wait; so lines go
  * through a queue, which a thread of its own empties (threads = true), or else every blocking call that has the runtime.
  * That, and the universe for JSON, is what an `opened` keeps per runtime; they stand on one list. */
+#include "capi.h"
 #include "events.h"
 #include "open.h"
 
@@ -204,7 +205,7 @@ PDK_API pdk_runtime *pdk_open_text(const char *text, const char *name, pdk_error
     return open_config(text, name != NULL ? name : "configuration", err);
 }
 
-static int missing(pdk_error *err, const char *name)
+int pdk_capi_missing(pdk_error *err, const char *name)
 {
     return pdk_fail(err, PDK_E_INVALID_ARGUMENT, 0, "argument `%s` is missing", name);
 }
@@ -212,7 +213,7 @@ static int missing(pdk_error *err, const char *name)
 PDK_API int pdk_shutdown(pdk_runtime *rt, pdk_error *err)
 {
     if (rt == NULL)
-        return missing(err, "rt");
+        return pdk_capi_missing(err, "rt");
     int rc = pdk_runtime_shutdown(rt, err);
     deliver(rt);
     return rc;
@@ -230,7 +231,7 @@ PDK_API void pdk_free(pdk_runtime *rt)
 PDK_API int pdk_tick(pdk_runtime *rt, pdk_error *err)
 {
     if (rt == NULL)
-        return missing(err, "rt");
+        return pdk_capi_missing(err, "rt");
     int rc = pdk_runtime_tick(rt, err);
     deliver(rt);
     return rc;
@@ -239,7 +240,7 @@ PDK_API int pdk_tick(pdk_runtime *rt, pdk_error *err)
 PDK_API int pdk_reload(pdk_runtime *rt, pdk_error *err)
 {
     if (rt == NULL)
-        return missing(err, "rt");
+        return pdk_capi_missing(err, "rt");
     int rc = pdk_runtime_reload(rt, err);
     deliver(rt);
     return rc;
@@ -256,7 +257,7 @@ static int check_bytes(const char *name, const char *s, size_t *len, pdk_error *
     return 0;
 }
 
-static int check_timeout(double timeout, pdk_error *err)
+int pdk_capi_timeout(double timeout, pdk_error *err)
 {
     if (!isfinite(timeout) || timeout < 0)
         return pdk_fail(err, PDK_E_INVALID_ARGUMENT, 0,
@@ -282,25 +283,31 @@ static int read_requirements(const pdk_runtime *rt, const char *json, pdk_pack *
     return pdk_requirements_from_json(o->script, json, out, err);
 }
 
+int pdk_capi_request(pdk_runtime *rt, const pdk_request *req, pdk_acquire_spec *spec, pdk_error *err)
+{
+    if (rt == NULL || req == NULL)
+        return pdk_capi_missing(err, rt == NULL ? "rt" : "req");
+    *spec = (pdk_acquire_spec){ .user = req->user, .user_len = req->user_len, .thread = req->thread, .thread_len = req->thread_len,
+                                .holder = req->no_holder ? NULL : req->holder, .no_holder = req->no_holder, .timeout = req->timeout };
+    if (check_bytes("user", spec->user, &spec->user_len, err) < 0 ||
+        check_bytes("thread", spec->thread, &spec->thread_len, err) < 0 ||
+        check_text("holder", spec->holder, MAX_HOLDER, err) < 0 || pdk_capi_timeout(req->timeout, err) < 0)
+        return -1;
+    return 0;
+}
+
 PDK_API int pdk_acquire(pdk_runtime *rt, const pdk_request *req, pdk_box **out, pdk_error *err)
 {
-    if (out != NULL)
-        *out = NULL;
-    if (rt == NULL || req == NULL || out == NULL)
-        return missing(err, rt == NULL ? "rt" : req == NULL ? "req" : "out");
-    pdk_acquire_spec spec = { .user = req->user, .user_len = req->user_len, .thread = req->thread,
-                              .thread_len = req->thread_len, .holder = req->no_holder ? NULL : req->holder,
-                              .no_holder = req->no_holder, .timeout = req->timeout };
     PDK_AUTO_PACK requirements = PDK_NO_PACK;
-    if (check_bytes("user", spec.user, &spec.user_len, err) < 0 ||
-        check_bytes("thread", spec.thread, &spec.thread_len, err) < 0 ||
-        check_text("holder", spec.holder, MAX_HOLDER, err) < 0 || check_timeout(req->timeout, err) < 0)
+    pdk_acquire_spec spec;
+    if (out == NULL)
+        return pdk_capi_missing(err, "out");
+    *out = NULL;
+    if (pdk_capi_request(rt, req, &spec, err) < 0)
         return -1;
-    if (req->requirements_json != NULL) {
-        if (read_requirements(rt, req->requirements_json, &requirements, err) < 0)
-            return -1;
-        spec.requirements = pdk_view_of(&requirements);
-    }
+    if (req->requirements_json != NULL && read_requirements(rt, req->requirements_json, &requirements, err) < 0)
+        return -1;
+    spec.requirements = pdk_view_of(&requirements);
     int rc = pdk_runtime_acquire(rt, &spec, out, err);
     deliver(rt);
     return rc;
@@ -309,7 +316,7 @@ PDK_API int pdk_acquire(pdk_runtime *rt, const pdk_request *req, pdk_box **out, 
 PDK_API int pdk_destroy(pdk_runtime *rt, const char *sandbox_id, pdk_error *err)
 {
     if (rt == NULL || sandbox_id == NULL)
-        return missing(err, rt == NULL ? "rt" : "sandbox_id");
+        return pdk_capi_missing(err, rt == NULL ? "rt" : "sandbox_id");
     if (check_text("sandbox_id", sandbox_id, MAX_NAME, err) < 0)
         return -1;
     int rc = pdk_runtime_destroy(rt, sandbox_id, err);
@@ -334,26 +341,32 @@ static int read_env(const char *const *env, pdk_pack *out, pdk_error *err)
     return out->failed ? pdk_fail(err, PDK_E_NO_MEMORY, 0, "no memory for the environment") : 0;
 }
 
+int pdk_capi_command(pdk_box *box, const pdk_command *cmd, pdk_exec_spec *spec, pdk_pack *env, pdk_error *err)
+{
+    if (box == NULL || cmd == NULL || cmd->command == NULL)
+        return pdk_capi_missing(err, box == NULL ? "box" : cmd == NULL ? "cmd" : "command");
+    *spec = (pdk_exec_spec){ .command = cmd->command, .command_len = cmd->command_len, .cwd = cmd->cwd, .stdin_data = cmd->stdin_data,
+                             .stdin_len = cmd->stdin_len, .timeout = cmd->timeout, .scope = cmd->scope, .session = cmd->session };
+    if (spec->command_len == 0)
+        spec->command_len = strlen(cmd->command);
+    if (spec->command_len == 0 || memchr(spec->command, '\0', spec->command_len) != NULL)
+        return pdk_fail(err, PDK_E_INVALID_ARGUMENT, 0, "argument `command` must not be empty or contain a NUL byte");
+    if (pdk_capi_timeout(cmd->timeout, err) < 0 || check_text("cwd", cmd->cwd, MAX_NAME, err) < 0 ||
+        check_text("scope", cmd->scope, MAX_HOLDER, err) < 0 || check_text("session", cmd->session, MAX_HOLDER, err) < 0 ||
+        read_env(cmd->env, env, err) < 0)
+        return -1;
+    spec->env = pdk_view_of(env);
+    return 0;
+}
+
 PDK_API int pdk_exec(pdk_box *box, const pdk_command *cmd, pdk_result *out, pdk_error *err)
 {
-    if (out != NULL)
-        *out = (pdk_result){ .exit_code = -1 };
-    if (box == NULL || cmd == NULL || out == NULL || cmd->command == NULL)
-        return missing(err, box == NULL ? "box" : cmd == NULL ? "cmd" : out == NULL ? "out" : "command");
-    pdk_exec_spec spec = { .command = cmd->command, .command_len = cmd->command_len, .cwd = cmd->cwd,
-                           .stdin_data = cmd->stdin_data, .stdin_len = cmd->stdin_len, .timeout = cmd->timeout,
-                           .scope = cmd->scope, .session = cmd->session };
-    if (spec.command_len == 0)
-        spec.command_len = strlen(cmd->command);
-    if (spec.command_len == 0 || memchr(spec.command, '\0', spec.command_len) != NULL)
-        return pdk_fail(err, PDK_E_INVALID_ARGUMENT, 0, "argument `command` must not be empty or contain a NUL byte");
     PDK_AUTO_PACK env = PDK_NO_PACK;
-    if (check_timeout(cmd->timeout, err) < 0 || check_text("cwd", cmd->cwd, MAX_NAME, err) < 0 ||
-        check_text("scope", cmd->scope, MAX_HOLDER, err) < 0 || check_text("session", cmd->session, MAX_HOLDER, err) < 0 ||
-        read_env(cmd->env, &env, err) < 0)
-        return -1;
-    spec.env = pdk_view_of(&env);
-    return pdk_box_exec(box, &spec, out, err);
+    pdk_exec_spec spec;
+    if (out == NULL)
+        return pdk_capi_missing(err, "out");
+    *out = (pdk_result){ .exit_code = -1 };
+    return pdk_capi_command(box, cmd, &spec, &env, err) < 0 ? -1 : pdk_box_exec(box, &spec, out, err);
 }
 
 PDK_API const char *pdk_outcome_name(pdk_outcome outcome)
@@ -374,7 +387,7 @@ PDK_API void pdk_result_free(pdk_result *result)
 PDK_API int pdk_write(pdk_box *box, const char *path, const void *data, size_t len, pdk_error *err)
 {
     if (box == NULL || path == NULL || (data == NULL && len > 0))
-        return missing(err, box == NULL ? "box" : path == NULL ? "path" : "data");
+        return pdk_capi_missing(err, box == NULL ? "box" : path == NULL ? "path" : "data");
     if (check_text("path", path, MAX_NAME, err) < 0)
         return -1;
     return pdk_box_write(box, path, strlen(path), data, len, false, err);
@@ -383,7 +396,7 @@ PDK_API int pdk_write(pdk_box *box, const char *path, const void *data, size_t l
 PDK_API int pdk_read(pdk_box *box, const char *path, char **data, size_t *len, pdk_error *err)
 {
     if (box == NULL || path == NULL || data == NULL || len == NULL)
-        return missing(err, box == NULL ? "box" : path == NULL ? "path" : data == NULL ? "data" : "len");
+        return pdk_capi_missing(err, box == NULL ? "box" : path == NULL ? "path" : data == NULL ? "data" : "len");
     *data = NULL;
     *len = 0;
     if (check_text("path", path, MAX_NAME, err) < 0)
@@ -396,7 +409,7 @@ PDK_API int pdk_read(pdk_box *box, const char *path, char **data, size_t *len, p
 PDK_API int pdk_sync_skills(pdk_runtime *rt, const pdk_skills *skills, pdk_error *err)
 {
     if (rt == NULL || skills == NULL || skills->sandbox_id == NULL)
-        return missing(err, rt == NULL ? "rt" : skills == NULL ? "skills" : "sandbox_id");
+        return pdk_capi_missing(err, rt == NULL ? "rt" : skills == NULL ? "skills" : "sandbox_id");
     pdk_identity who = { skills->user, skills->thread, skills->user_len, skills->thread_len };
     PDK_AUTO_PACK projection = PDK_NO_PACK;
     if (check_bytes("user", who.user, &who.user_len, err) < 0 || check_bytes("thread", who.thread, &who.thread_len, err) < 0)
@@ -420,7 +433,7 @@ PDK_API int pdk_network_events(pdk_runtime *rt, const char *sandbox_id, pdk_netw
     if (out != NULL)
         *out = NULL;
     if (rt == NULL || sandbox_id == NULL || out == NULL)
-        return missing(err, rt == NULL ? "rt" : sandbox_id == NULL ? "sandbox_id" : "out");
+        return pdk_capi_missing(err, rt == NULL ? "rt" : sandbox_id == NULL ? "sandbox_id" : "out");
     PDK_AUTO_PACK pack = PDK_NO_PACK;
     int rc = pdk_runtime_network_events(rt, sandbox_id, &pack, err), n = 0;
     deliver(rt);
@@ -445,7 +458,7 @@ PDK_API int pdk_network_events(pdk_runtime *rt, const char *sandbox_id, pdk_netw
 PDK_API int pdk_deny_pending(pdk_runtime *rt, const char *sandbox_id, pdk_error *err)
 {
     if (rt == NULL || sandbox_id == NULL)
-        return missing(err, rt == NULL ? "rt" : "sandbox_id");
+        return pdk_capi_missing(err, rt == NULL ? "rt" : "sandbox_id");
     int rc = pdk_runtime_deny_pending(rt, sandbox_id, err);
     deliver(rt);
     return rc;
@@ -455,7 +468,7 @@ PDK_API int pdk_decide(pdk_runtime *rt, const char *sandbox_id, const char *requ
                        pdk_error *err)
 {
     if (rt == NULL || sandbox_id == NULL || request_id == NULL)
-        return missing(err, rt == NULL ? "rt" : sandbox_id == NULL ? "sandbox_id" : "request_id");
+        return pdk_capi_missing(err, rt == NULL ? "rt" : sandbox_id == NULL ? "sandbox_id" : "request_id");
     if (check_text("request_id", request_id, PDK_REQUEST_ID_SIZE - 1, err) < 0)
         return -1;
     int rc = pdk_runtime_decide(rt, sandbox_id, request_id, decision, err);

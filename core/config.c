@@ -63,6 +63,8 @@ int pdk_config_read(pdk_config *c, pdk_view options, pdk_pack *policy_base, pdk_
         c->replicas = 3;
     if (!pdk_view_int(pdk_view_get(o, "max_sandboxes"), &c->max_sandboxes))
         c->max_sandboxes = -1;
+    if (!pdk_view_int(pdk_view_get(pdk_view_get(o, "workers"), "max"), &c->workers))
+        c->workers = 1024;
     c->threads = pdk_view_bool(pdk_view_get(o, "threads"), true);
     put_base(policy_base, o);
     return policy_base->failed ? pdk_fail(err, PDK_E_NO_MEMORY, 0, "no memory for the options") : 0;

@@ -13,6 +13,7 @@ typedef struct pdk_config { /* fixed at open; durations in seconds */
     pdk_pack options;       /* all of it, normalized */
     char *state_dir, *data_dir, *user; /* NULL = none */
     char scope[160];
+    int64_t workers; /* ceiling of threads for asynchronous operations */
     double idle_timeout, ttl, renew_interval, reap_interval, orphan_ttl, ready_timeout, ready_interval, discover_timeout,
         stop_timeout, command_timeout, health_ttl;
     int64_t replicas, max_sandboxes; /* max_sandboxes < 0 = no cap */
@@ -51,6 +52,7 @@ struct pdk_runtime {
     pdk_lease *lease;
     pdk_journal *journal;
     pdk_serial *serial;
+    struct pdk_ops *ops;    /* what was submitted; its own lock */
     pdk_pool pool;          /* its own lock */
     pdk_probes probes;      /* likewise */
     struct acq *making;     /* the registry's: acquires that have their id's turn */
@@ -127,6 +129,11 @@ int pdk_engine_close(pdk_runtime *rt, pdk_error *err); /* the runtime is done wi
 int pdk_engine_connect(pdk_runtime *rt, pdk_view info, int64_t token, bool own, pdk_client **out, pdk_error *err);
 /* Closes it if nobody did: once. A failure is a warning that names `what`. Takes over the caller's reference. */
 void pdk_client_close(pdk_runtime *rt, pdk_client *c, const char *id, const char *what);
+/* The same; that it was cancelled is noted in `cancelled` (or NULL). */
+void pdk_client_close_noting(pdk_runtime *rt, pdk_client *c, const char *id, const char *what, pdk_error *cancelled);
+/* Steps that are each tried, whatever became of those before: the first cancellation is what their caller is told, and a later one
+ * becomes its cause. `later` of another kind, or `first` NULL: nothing. */
+void pdk_note_cancelled(pdk_error *first, pdk_error *later);
 int pdk_client_fence(pdk_runtime *rt, pdk_client *c, int64_t token, pdk_error *err);
 int pdk_client_doom(pdk_runtime *rt, pdk_client *c, int64_t expected, int64_t token, pdk_error *err);
 /* Fields of an info. */
@@ -189,17 +196,27 @@ int pdk_acquire_step(pdk_acquiring *a, pdk_box **out, pdk_error *err);
 bool pdk_acquire_abandon(pdk_acquiring *a);
 /* Frees it, when no call of it is under way; abandons it first if it is not over. NULL is fine. */
 void pdk_acquire_end(pdk_acquiring *a);
+/* What is required, in place of what the request said; before the first step. It lives as long as this. */
+void pdk_acquire_require(pdk_acquiring *a, pdk_view requirements);
+/* Gives back a result that its caller has not taken after all. */
+void pdk_acquire_undo(pdk_acquiring *a, pdk_box *box);
 const char *pdk_acquire_id(const pdk_acquiring *a); /* of its sandbox; "" as long as the policy was not asked. Its stepper only */
 /* Somebody wants the sandbox of that id (NULL = every one) gone: an acquire that is about to create it, or waits until it is
  * ready, gives up and takes back what it has made. Never blocks. */
 void pdk_acquire_unwanted(pdk_runtime *rt, const char *id);
 
+/* ---- runtime.c ---- */
+/* One line: what a shutdown that goes on has still to do. Waits for nothing. */
+void pdk_runtime_left(pdk_runtime *rt, char *text, size_t size);
+
 /* ---- acquire.c / holders.c ---- */
 /* Parks or recycles what its last holder has left; never fails, what goes wrong is logged. */
 void pdk_park_or_recycle(pdk_runtime *rt, const char *id, uint64_t incarnation);
+/* The same; the cancellation of one of its steps is noted in `cancelled` (or NULL), after the others were tried. */
+void pdk_park_or_recycle_noting(pdk_runtime *rt, const char *id, uint64_t incarnation, pdk_error *cancelled);
 pdk_box *pdk_box_new(pdk_runtime *rt, const pdk_entry *e, const char *holder, const char *source, bool park_on_release)
     PDK_REQUIRES(rt->pool.registry);
-void pdk_box_drop(pdk_box *box); /* frees the memory; its holder stays bound. NULL is fine */
+void pdk_box_drop(pdk_box *box); /* gives a reference, the owner's or another, back; its holder stays bound. NULL is fine */
 void pdk_put_identity(pdk_pack *p, pdk_mark *m, const pdk_entry *e); /* key identity, when known */
 void pdk_put_who(pdk_pack *p, pdk_mark *m, const pdk_identity *who); /* likewise; NULL = unknown */
 

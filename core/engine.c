@@ -242,6 +242,26 @@ int pdk_engine_connect(pdk_runtime *rt, pdk_view info, int64_t token, bool own, 
 
 void pdk_client_close(pdk_runtime *rt, pdk_client *c, const char *id, const char *what)
 {
+    pdk_client_close_noting(rt, c, id, what, NULL);
+}
+
+void pdk_note_cancelled(pdk_error *first, pdk_error *later)
+{
+    if (first == NULL || later->kind != PDK_E_CANCELLED)
+        return;
+    pdk_error **at = &first->cause;
+    if (first->kind == PDK_OK) {
+        pdk_error_move(first, later);
+        return;
+    }
+    while (*at != NULL)
+        at = &(*at)->cause;
+    if ((*at = calloc(1, sizeof **at)) != NULL)
+        pdk_error_move(*at, later);
+}
+
+void pdk_client_close_noting(pdk_runtime *rt, pdk_client *c, const char *id, const char *what, pdk_error *cancelled)
+{
     if (c == NULL)
         return;
     if (!atomic_exchange(&c->closed, true) && pdk_iface_has(c->object, "close")) {
@@ -249,6 +269,7 @@ void pdk_client_close(pdk_runtime *rt, pdk_client *c, const char *id, const char
         PDK_AUTO_ERROR err = PDK_NO_ERROR;
         if (pdk_ask(rt, c->object, "close", &args, &out, pdk_limit_current(), PDK_E_BACKEND_ERROR, &err) < 0)
             pdk_emit(rt, PDK_WARN, "client_close_failed", id, NULL, what, &err);
+        pdk_note_cancelled(cancelled, &err);
     }
     pdk_client_unref(c);
 }

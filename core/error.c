@@ -147,6 +147,22 @@ void pdk_error_move(pdk_error *to, pdk_error *from)
     *from = PDK_NO_ERROR;
 }
 
+void pdk_error_copy(pdk_error *to, const pdk_error *from)
+{
+    if (to == NULL || to == from)
+        return;
+    pdk_error fresh = *from;
+    pdk_error **at = &fresh.cause;
+    for (const pdk_error *c = from->cause; c != NULL; c = c->cause, at = &(*at)->cause) {
+        if ((*at = malloc(sizeof **at)) == NULL)
+            break;
+        **at = *c;
+    }
+    *at = NULL;
+    pdk_error_clear(to);
+    *to = fresh;
+}
+
 void pdk_error_set_id(pdk_error *err, const char *sandbox_id)
 {
     if (err != NULL && err->kind != PDK_OK && err->sandbox_id[0] == '\0')

@@ -18,6 +18,8 @@ int pdk_error_become(pdk_error *err, pdk_error_kind kind, const char *reason, co
     __attribute__((format(printf, 4, 5)));
 /* Moves `from` to `to`; `from` is PDK_NO_ERROR then. `to` may be NULL (then `from` is cleared). */
 void pdk_error_move(pdk_error *to, pdk_error *from);
+/* A copy of `from`, causes too (as far as there is memory for them). `to` may be NULL; its former content is cleared. */
+void pdk_error_copy(pdk_error *to, const pdk_error *from);
 void pdk_error_set_id(pdk_error *err, const char *sandbox_id);
 void pdk_error_set_stage(pdk_error *err, const char *stage);
 pdk_error_kind pdk_error_kind_of(const char *name); /* PDK_OK when there is no such kind */

@@ -165,6 +165,17 @@ static pdk_scope *find_scope(pdk_entry *e, const char *name)
     return NULL;
 }
 
+static void drop_scope(pdk_entry *e, const char *name)
+{
+    for (pdk_scope **at = &e->scopes; *at != NULL; at = &(*at)->next)
+        if (strcmp((*at)->name, name) == 0) {
+            pdk_scope *gone = *at;
+            *at = gone->next;
+            free(gone);
+            return;
+        }
+}
+
 /* The session that `name` stands for, made on its first command (J10). Its own name is fixed before the creation is sent, so
  * that a second command meanwhile asks for the same one: creating it is idempotent. `session`: NULL = a fresh name. */
 static int kept_session(run *r, const char *name, const char *session)
@@ -244,18 +255,30 @@ static int stand_in(run *r)
     return 0;
 }
 
+static pdk_plane plane_of(const pdk_exec_spec *s)
+{
+    return pdk_view_count(s->env) > 0 ? PDK_PLANE_BASH : PDK_PLANE_SHELL;
+}
+
+/* The name of the session that the caller keeps commands in; false = none. The planes are kept apart (J9). */
+static bool kept_name(const pdk_exec_spec *s, char *key, size_t size)
+{
+    if (s->session == NULL && s->scope == NULL)
+        return false;
+    snprintf(key, size, "%s %s %s", plane_names[plane_of(s)], s->session != NULL ? "session" : "scope",
+             s->session != NULL ? s->session : s->scope);
+    return true;
+}
+
 /* Chooses plane and session. As open_session. */
 static int choose(run *r)
 {
     const pdk_exec_spec *s = r->spec;
     bool env = pdk_view_count(s->env) > 0;
-    r->plane = env ? PDK_PLANE_BASH : PDK_PLANE_SHELL;
+    r->plane = plane_of(s);
     char key[160];
-    if (s->session != NULL || s->scope != NULL) { /* the planes are kept apart (J9) */
-        snprintf(key, sizeof key, "%s %s %s", plane_names[r->plane], s->session != NULL ? "session" : "scope",
-                 s->session != NULL ? s->session : s->scope);
+    if (kept_name(s, key, sizeof key))
         return kept_session(r, key, s->session);
-    }
     if (env) { /* values travel in a structured field, in a session of the command's own (J12) */
         random_name(r->session, sizeof r->session, "env");
         r->once = true;
@@ -277,6 +300,7 @@ static int put_request(run *r, pdk_pack *args)
     pdk_kv_cstr(args, &m, "cwd", s->cwd);
     pdk_kv_str(args, &m, "stdin", s->stdin_data, s->stdin_len);
     pdk_kv_num(args, &m, "timeout", command_limit(r));
+    pdk_kv_cstr(args, &m, "name", s->name);
     pdk_end(args, &m);
     return args->failed ? pdk_fail(r->err, PDK_E_INVALID_ARGUMENT, 0, "command and stdin are larger than %u MiB", PDK_PACK_MAX >> 20)
                         : 0;
@@ -383,8 +407,12 @@ static int send_command(run *r)
     PDK_AUTO_ERROR err = PDK_NO_ERROR;
     if (put_request(r, &args) < 0)
         return -1;
+    if (r->spec->cancelled != NULL && atomic_load(r->spec->cancelled))
+        return pdk_fail(r->err, PDK_E_CANCELLED, 0, "the command was cancelled before it was sent");
     pdk_ns before = pdk_now_monotonic();
+    const pdk_output_sink *outer = pdk_output_enter(r->spec->output);
     int rc = pdk_ask(r->box->rt, r->client->object, "exec", &args, &answer, pdk_limit_current(), PDK_E_OUTCOME_UNKNOWN, &err);
+    pdk_output_enter(outer);
     if (rc < 0 && definite(&err)) {
         if (err.kind == PDK_E_LOST)
             pdk_box_mark_lost(r->box, &err);
@@ -483,7 +511,7 @@ static int check_label(const char *what, const char *s, size_t most, pdk_error *
     return 0;
 }
 
-static int check_spec(const pdk_exec_spec *s, pdk_error *err)
+int pdk_exec_check(const pdk_exec_spec *s, pdk_error *err)
 {
     if (s->command == NULL || s->command_len == 0)
         return pdk_fail(err, PDK_E_INVALID_ARGUMENT, 0, "command must not be empty");
@@ -505,7 +533,7 @@ int pdk_box_exec(pdk_box *box, const pdk_exec_spec *spec, pdk_result *out, pdk_e
     memset(out, 0, sizeof *out);
     PDK_AUTO_ERROR own = PDK_NO_ERROR;
     run r = { .box = box, .spec = spec, .out = out, .err = &own };
-    if (check_spec(spec, err) < 0 || pdk_box_begin(box, &r.client, err) < 0)
+    if (pdk_exec_check(spec, err) < 0 || pdk_box_begin(box, &r.client, err) < 0)
         return -1;
     int rc = run_it(&r);
     pdk_box_end(box, r.client);
@@ -514,6 +542,57 @@ int pdk_box_exec(pdk_box *box, const pdk_exec_spec *spec, pdk_result *out, pdk_e
         pdk_error_move(err, &own);
     }
     return rc;
+}
+
+/* ---- one that is to be ended while it runs ---- */
+
+int pdk_box_exec_cancel(pdk_box *box, const char *name, pdk_error *err)
+{
+    pdk_runtime *rt = box->rt;
+    pdk_client *client = NULL;
+    if (pdk_look_enter(rt, err) < 0)
+        return -1;
+    {
+        PDK_GUARD(rt->pool.registry);
+        pdk_entry *e = pdk_box_entry(rt, box);
+        if (e != NULL && e->client != NULL)
+            client = pdk_client_ref(e->client);
+    }
+    int rc = -1;
+    if (client == NULL) {
+        pdk_fail(err, PDK_E_LOST, 0, "sandbox %s was replaced", box->id);
+    } else if (!pdk_iface_has(client->object, "cancel")) {
+        pdk_fail(err, PDK_E_UNSUPPORTED, 0, "a command of this backend cannot be ended");
+    } else {
+        PDK_AUTO_PACK args = PDK_NO_PACK, out = PDK_NO_PACK;
+        pdk_put_cstr(&args, name);
+        rc = pdk_ask(rt, client->object, "cancel", &args, &out, pdk_limit_current(), PDK_E_BACKEND_ERROR, err);
+        if (rc == 0)
+            rc = pdk_view_bool(pdk_view_of(&out), false) ? 1 : 0;
+    }
+    if (client != NULL)
+        pdk_client_unref(client);
+    pdk_call_leave(rt);
+    return rc;
+}
+
+void pdk_box_exec_given_up(pdk_box *box, const pdk_exec_spec *spec, pdk_result *out)
+{
+    pdk_runtime *rt = box->rt;
+    char key[160];
+    memset(out, 0, sizeof *out);
+    unknown(out, "response");
+    PDK_GUARD(rt->pool.registry);
+    pdk_entry *e = pdk_box_entry(rt, box);
+    if (e == NULL)
+        return;
+    e->health_ok_at = 0;
+    if (kept_name(spec, key, sizeof key)) {
+        drop_scope(e, key);
+    } else if (plane_of(spec) == PDK_PLANE_SHELL) { /* the other plane's sessions are each command's own */
+        e->plane[PDK_PLANE_SHELL].default_fenced = true;
+        e->plane[PDK_PLANE_SHELL].session[0] = '\0';
+    }
 }
 
 /* The rendered text (J3): what it printed, then what a reader must know of how it ended. */

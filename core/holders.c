@@ -47,7 +47,7 @@ static bool still_unheld(const pdk_entry *e, void *ctx)
     return e->state == PDK_ACTIVE && e->holder_count == 0 && pdk_entry_dirty(e);
 }
 
-static void recycle(pdk_runtime *rt, const char *id, uint64_t incarnation)
+static void recycle(pdk_runtime *rt, const char *id, uint64_t incarnation, pdk_error *cancelled)
 {
     PDK_AUTO_ERROR err = PDK_NO_ERROR;
     /* a command whose session creation hangs may be in flight: it ends with the sandbox */
@@ -55,9 +55,15 @@ static void recycle(pdk_runtime *rt, const char *id, uint64_t incarnation)
                         .ignore_holders = true };
     if (pdk_fence_teardown(rt, &td, &err) == PDK_TD_ERROR)
         pdk_emit(rt, PDK_ERROR, "recycle_failed", id, NULL, "dirty", &err);
+    pdk_note_cancelled(cancelled, &err);
 }
 
 void pdk_park_or_recycle(pdk_runtime *rt, const char *id, uint64_t incarnation)
+{
+    pdk_park_or_recycle_noting(rt, id, incarnation, NULL);
+}
+
+void pdk_park_or_recycle_noting(pdk_runtime *rt, const char *id, uint64_t incarnation, pdk_error *cancelled)
 {
     pdk_client *client = NULL;
     next_step next = STAYS;
@@ -68,12 +74,24 @@ void pdk_park_or_recycle(pdk_runtime *rt, const char *id, uint64_t incarnation)
             next = park_now(rt, e, &client);
     }
     if (next == PARKED) {
-        pdk_client_close(rt, client, id, "release");
+        pdk_client_close_noting(rt, client, id, "release", cancelled);
         pdk_emit(rt, PDK_INFO, "parked", id, NULL, "last release", NULL);
         pdk_ask_idle(rt, id, incarnation);
     } else if (next == RECYCLE) {
-        recycle(rt, id, incarnation);
+        recycle(rt, id, incarnation, cancelled);
     }
+}
+
+/* A cancellation reaches the caller once all was tried (Q27, Q28); whatever else goes wrong is logged. */
+static int leave_unheld(pdk_runtime *rt, const char *id, uint64_t incarnation, pdk_error *err)
+{
+    PDK_AUTO_ERROR cancelled = PDK_NO_ERROR;
+    pdk_park_or_recycle_noting(rt, id, incarnation, &cancelled);
+    if (cancelled.kind == PDK_OK)
+        return 0;
+    pdk_error_set_id(&cancelled, id);
+    pdk_error_move(err, &cancelled);
+    return -1;
 }
 
 int pdk_runtime_release(pdk_runtime *rt, const char *holder, pdk_error *err)
@@ -96,9 +114,7 @@ int pdk_runtime_release(pdk_runtime *rt, const char *holder, pdk_error *err)
         park = e->holder_count == 0 && (e->park_asked || pdk_entry_dirty(e));
         pdk_pool_check(&rt->pool);
     }
-    if (park)
-        pdk_park_or_recycle(rt, id, incarnation);
-    return 0;
+    return park ? leave_unheld(rt, id, incarnation, err) : 0;
 }
 
 int pdk_check_id(const char *id, pdk_error *err)
@@ -121,8 +137,7 @@ int pdk_runtime_park(pdk_runtime *rt, const char *id, pdk_error *err)
             return 0;
         incarnation = e->incarnation;
     }
-    pdk_park_or_recycle(rt, id, incarnation);
-    return 0;
+    return leave_unheld(rt, id, incarnation, err);
 }
 
 int pdk_runtime_discard_holders(pdk_runtime *rt, pdk_error *err)

@@ -8,6 +8,7 @@
 
 #include "limit.h"
 #include "log.h"
+#include "output.h"
 #include "procio.h"
 #include "script.h"
 #include <lauxlib.h>
@@ -278,12 +279,37 @@ static int l_log(lua_State *L)
     return 0;
 }
 
+/* ---- output --------------------------------------------------------------------------------------------- */
+
+/* output() -> whether somebody wants the output of the command that this thread runs while it runs.
+ * output(stream, bytes): a piece of it, in order; stream is 1 or 2. Waits while the one who wants it is slow. */
+static int l_output(lua_State *L)
+{
+    const pdk_output_sink *sink = pdk_output_current();
+    if (lua_gettop(L) == 0) {
+        lua_pushboolean(L, sink != NULL);
+        return 1;
+    }
+    lua_Integer stream = lua_isinteger(L, 1) ? lua_tointeger(L, 1) : 0;
+    if ((stream != 1 && stream != 2) || lua_type(L, 2) != LUA_TSTRING)
+        pdk_io_bad(L, "output: 1 or 2 and a string are expected");
+    size_t len;
+    const char *bytes = lua_tolstring(L, 2, &len); /* stays on this call's stack meanwhile */
+    if (sink == NULL || len == 0)
+        return 0;
+    pdk_script_block(L);
+    sink->put(sink->ctx, (int)stream, bytes, len);
+    pdk_script_unblock(L);
+    return 0;
+}
+
 /* ---- the module ---------------------------------------------------------------------------------------- */
 
 static const luaL_Reg functions[] = {
     { "now", l_now }, { "wall", l_wall }, { "deadline", l_deadline },   { "sleep", l_sleep },   { "random", l_random },
     { "hex", l_hex }, { "env", l_env },   { "sha256hex", l_sha256hex }, { "base64", l_base64 }, { "log", l_log },
     { "shield", l_shield },
+    { "output", l_output },
     { NULL, NULL },
 };
 

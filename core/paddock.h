@@ -196,6 +196,78 @@ PDK_API int pdk_write(pdk_box *box, const char *path, const void *data, size_t l
 /* *data is the caller's (free), with a NUL after *len bytes. */
 PDK_API int pdk_read(pdk_box *box, const char *path, char **data, size_t *len, pdk_error *err);
 
+/* ---- asynchronous operations --------------------------------------------------------------------------- */
+
+/* For hosts that may never block: everything above that can wait can also be submitted. What was submitted runs on the
+ * runtime's own threads (with threads = false: inside pdk_tick and pdk_op_wait), and its end is polled for, waited for, or
+ * told by a callback on the thread that calls pdk_dispatch.
+ *
+ *   Submission checks its arguments, copies what it needs and returns; NULL = it was not submitted, and `err` says why.
+ *   Every operation has a deadline; the time that it waits for its turn or for a thread counts. When it is over the caller is
+ *   told `timeout`; what has begun is drained behind it, under its fences, and what it produced is given back.
+ *   Submission, poll, cancel, take, free and dispatch wait for nothing: no I/O, no Lua, no lock that is held across either. */
+typedef struct pdk_op pdk_op; /* one operation; the handle is the caller's until pdk_op_free */
+
+/* An operation is over: called once, by pdk_dispatch or by pdk_op_wait, on their thread. It may poll, take the result, free the
+ * operation, and submit or cancel others. */
+typedef void (*pdk_callback)(void *ctx, pdk_op *op);
+/* A piece of a running command's output: `stream` is 1 or 2. Called as pdk_callback is, in order, and before it. A command whose
+ * host does not take its output waits, as in a full pipe, at most until its time limit. An engine that cannot tell the output
+ * before the end gives it as one piece per stream at the end. */
+typedef void (*pdk_output)(void *ctx, int stream, const void *bytes, size_t len);
+
+/* Each takes a callback and its ctx; callback NULL = none: the host polls or waits. */
+/* The result: pdk_op_box. The deadline: req->timeout. Waiting for the identity's turn takes no thread. */
+PDK_API pdk_op *pdk_acquire_async(pdk_runtime *rt, const pdk_request *req, pdk_callback callback, void *ctx, pdk_error *err);
+/* The result: pdk_op_result. cmd->timeout is the deadline: it counts from here, and what is left of it when the command starts
+ * is the command's own. Cancelled, a running command is ended; the result then says so (PDK_CMD_CANCELLED) where that is a
+ * fact, and PDK_UNKNOWN where nobody can tell. The box may be released or freed meanwhile. on_output NULL = none. */
+PDK_API pdk_op *pdk_exec_async(pdk_box *box, const pdk_command *cmd, pdk_output on_output, pdk_callback callback, void *ctx,
+                               pdk_error *err);
+/* As pdk_release; the box must still be freed, which waits for nothing then, and may happen at once. */
+PDK_API pdk_op *pdk_release_async(pdk_box *box, pdk_callback callback, void *ctx, pdk_error *err);
+/* The result: pdk_op_answer, as pdk_destroy's. timeout: seconds, 0 = none. */
+PDK_API pdk_op *pdk_destroy_async(pdk_runtime *rt, const char *sandbox_id, double timeout, pdk_callback callback, void *ctx,
+                                  pdk_error *err);
+/* Operations that wait end with `closed`; what runs is drained. At its deadline the caller is told `timeout` with what is left, and
+ * the shutdown goes on behind it. It may be submitted again, as pdk_shutdown may be called again. */
+PDK_API pdk_op *pdk_shutdown_async(pdk_runtime *rt, double timeout, pdk_callback callback, void *ctx, pdk_error *err);
+/* Files. The bytes are copied at submission; the result of a read: pdk_op_bytes. */
+PDK_API pdk_op *pdk_write_async(pdk_box *box, const char *path, const void *data, size_t len, double timeout,
+                                pdk_callback callback, void *ctx, pdk_error *err);
+PDK_API pdk_op *pdk_read_async(pdk_box *box, const char *path, double timeout, pdk_callback callback, void *ctx, pdk_error *err);
+
+/* 0 = pending, 1 = done well, -1 = failed (`err` gets a copy of why). Any number of times. */
+PDK_API int pdk_op_poll(pdk_op *op, pdk_error *err);
+/* Waits at most `seconds` (negative = without limit) until it is over, and answers as poll. Runs this operation's own callbacks
+ * meanwhile, if no other thread does; with threads = false it runs what was submitted. Not from inside a callback of this
+ * operation. */
+PDK_API int pdk_op_wait(pdk_op *op, double seconds, pdk_error *err);
+/* Take the result of one that is done well; the caller's then, once. pdk_op_box: NULL, and the others 0, when there is none (any
+ * more), else 1. */
+PDK_API pdk_box *pdk_op_box(pdk_op *op);
+PDK_API int pdk_op_result(pdk_op *op, pdk_result *out);
+PDK_API int pdk_op_bytes(pdk_op *op, char **data, size_t *len); /* *data: free() */
+/* What the blocking form would have returned (0, or 1; -1 = it failed or is not over), e.g. of a destroy: 1 = confirmed absent,
+ * 0 = deferred or replaced (pdk_op_poll's err->reason says which). */
+PDK_API int pdk_op_answer(pdk_op *op);
+
+/* Asks for its end: 0 = remembered, 1 = it was over already. One that waits (for its turn, or for a thread) never runs and is over
+ * at once; one that runs is drained first, and what it produced is given back. It then is over with `cancelled`, whatever became of
+ * what was drained. Cancelling again changes nothing. */
+PDK_API int pdk_cancel(pdk_op *op);
+/* Any time, also inside its callback. One that is not over is cancelled and its callback never called; a result that was not taken
+ * is given back (a box is released). NULL is fine. The operation may outlive its runtime: then poll answers `closed`. */
+PDK_API void pdk_op_free(pdk_op *op);
+
+/* A descriptor that is readable while callbacks wait for pdk_dispatch: for epoll, poll or select. It stays the runtime's; do not read
+ * from it. -1 on error. */
+PDK_API int pdk_fd(pdk_runtime *rt, pdk_error *err);
+/* Runs the callbacks of finished operations (and of output that has come) on the calling thread, at most `max` of them (1 or more).
+ * Returns how many ran, 0 when none is waiting: that costs one look at a number. Any thread; several may call it at once, but the
+ * callbacks of one operation never run at once. */
+PDK_API int pdk_dispatch(pdk_runtime *rt, int max);
+
 PDK_API const char *pdk_version(void);
 
 /* ---- skills and network decisions --------------------------------------------------------------------- */

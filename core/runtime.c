@@ -5,6 +5,7 @@
  */
 #include "core.h"
 #include "http.h"
+#include "op.h"
 #include "proc.h"
 #include "signals.h"
 
@@ -318,6 +319,8 @@ static int open_parts(pdk_runtime *rt, const pdk_open_spec *spec, pdk_error *err
         return -1;
     pdk_view o = pdk_view_of(&rt->config.options);
     char path[4200];
+    if ((rt->ops = pdk_ops_new(rt, rt->config.threads ? (int)rt->config.workers : 0, err)) == NULL)
+        return -1;
     snprintf(path, sizeof path, "%s/turns", rt->config.state_dir != NULL ? rt->config.state_dir : "");
     rt->serial = pdk_serial_new(rt->config.state_dir != NULL ? path : NULL, rt->config.threads, err);
     if (rt->serial == NULL)
@@ -433,6 +436,7 @@ static int end_begin(pdk_runtime *rt, pdk_error *err)
     if (rt->serial != NULL)
         pdk_serial_close(rt->serial);
     pdk_acquire_unwanted(rt, NULL);
+    pdk_ops_close(rt->ops);
     return 0;
 }
 
@@ -581,6 +585,24 @@ int pdk_runtime_shutdown(pdk_runtime *rt, pdk_error *err)
     return rc;
 }
 
+void pdk_runtime_left(pdk_runtime *rt, char *text, size_t size)
+{
+    static const pdk_state order[] = { PDK_ACTIVE, PDK_WARM, PDK_KEPT };
+    size_t n = 0, at = 0;
+    char ids[160] = "";
+    {
+        PDK_GUARD(rt->pool.registry);
+        for (size_t s = 0; s < sizeof order / sizeof *order; s++)
+            n += rt->pool.count[order[s]];
+        for (pdk_node *e = n == 0 ? NULL : pdk_map_each(&rt->pool.ids, NULL); e != NULL && at < sizeof ids - 70; e = pdk_map_each(&rt->pool.ids, e))
+            if (PDK_OF(e, pdk_entry, by_id)->state != PDK_ABSENT)
+                at += (size_t)snprintf(ids + at, sizeof ids - at, "%s%s", at > 0 ? ", " : "", PDK_OF(e, pdk_entry, by_id)->id);
+    }
+    PDK_GUARD(rt->lock);
+    snprintf(text, size, "%zu sandbox%s%s%s%s, %d call%s in flight%s%s", n, n == 1 ? "" : "es", n > 0 ? " (" : "", ids, n > 0 ? ")" : "",
+             rt->calls, rt->calls == 1 ? "" : "s", rt->reaper_runs ? ", the idle checker" : "", rt->renewer_runs ? ", the lease renewal" : "");
+}
+
 void pdk_runtime_free(pdk_runtime *rt)
 {
     if (rt == NULL)
@@ -594,6 +616,7 @@ void pdk_runtime_free(pdk_runtime *rt)
     PDK_AUTO_ERROR err = PDK_NO_ERROR;
     while (rt->lease != NULL && pdk_runtime_reset(rt, &err) < 0) /* a thread at work cannot be left behind with freed memory */
         pdk_emit(rt, PDK_WARN, "free_waits", NULL, NULL, NULL, &err);
+    pdk_ops_end(rt->ops);
     pdk_state_dir_leave(rt);
     pdk_reconcile_forget(rt);
     pdk_pool_free(&rt->pool);
@@ -621,6 +644,8 @@ int pdk_runtime_tick(pdk_runtime *rt, pdk_error *err)
 {
     if (!rt->config.threads && rt->pid == getpid())
         pdk_signals_poll();
+    if (!rt->config.threads && rt->pid == getpid()) /* not as part of this call: a shutdown waits until there are none */
+        pdk_ops_run(rt->ops);
     PDK_CALL(rt, err, -1);
     pdk_ns now = pdk_clock_now(rt->clock);
     bool renew, reconcile;

@@ -5,6 +5,7 @@
 
 #include "iface.h"
 #include "log.h"
+#include "output.h"
 #include "policy.h"
 
 typedef struct pdk_open_spec {
@@ -110,9 +111,19 @@ typedef struct pdk_exec_spec {
     size_t stdin_len;
     double timeout;           /* 0 = command_timeout */
     const char *scope, *session; /* or NULL */
+    /* for one that can be ended while it runs: */
+    const char *name;         /* or NULL; by which pdk_box_exec_cancel finds it */
+    atomic_bool *cancelled;   /* or NULL; looked at until it is sent */
+    const pdk_output_sink *output; /* or NULL */
 } pdk_exec_spec;
 bool pdk_env_name_ok(const char *s, size_t len); /* 1 to 255 letters, digits and _, no digit first */
+int pdk_exec_check(const pdk_exec_spec *spec, pdk_error *err); /* the arguments alone */
 int pdk_box_exec(pdk_box *box, const pdk_exec_spec *spec, pdk_result *out, pdk_error *err);
+/* Asks the sandbox to end the command of that name: 1 = it is being ended, and its own answer will say so; 0 = it is not there (yet,
+ * or any more); -1 = nobody can be asked. Waits for I/O, by the thread's limit. */
+int pdk_box_exec_cancel(pdk_box *box, const char *name, pdk_error *err);
+/* Its caller waits for it no longer: what it ran in is fenced as for an unknown outcome, which *out says. Waits for nothing. */
+void pdk_box_exec_given_up(pdk_box *box, const pdk_exec_spec *spec, pdk_result *out);
 int pdk_box_write(pdk_box *box, const char *path, size_t path_len, const void *data, size_t len, bool no_overwrite,
                   pdk_error *err);
 int pdk_box_read(pdk_box *box, const char *path, size_t path_len, char **data, size_t *len, pdk_error *err);

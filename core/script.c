@@ -10,6 +10,7 @@
 #include "script_internal.h"
 
 #include "limit.h"
+#include "output.h"
 #include <lauxlib.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -242,6 +243,7 @@ typedef struct entry {
     pdk_error *err;
     int rc;
     const pdk_limit *limit; /* of the thread that asked */
+    const pdk_output_sink *output; /* likewise */
 } entry;
 
 static int trampoline(lua_State *L)
@@ -311,6 +313,7 @@ static void *run_elsewhere(void *arg)
 {
     entry *e = arg;
     pdk_limit_enter(e->limit);
+    pdk_output_enter(e->output);
     e->rc = enter_here(e);
     return NULL;
 }
@@ -322,6 +325,7 @@ static int enter_elsewhere(entry *e)
     frame *f = frame_of(e->s);
     bool inside = f != NULL && !f->blocked;
     e->limit = pdk_limit_current();
+    e->output = pdk_output_current();
     if (inside)
         leave_mutex(f);
     pdk_thread t;
