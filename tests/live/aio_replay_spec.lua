@@ -1,6 +1,6 @@
 --- The requests of the official TypeScript client for all-in-one sandboxes, as they were recorded (method, path, headers, body),
---- sent again: to a sandbox of the process backend, and to a container on each engine. Each answer is checked field by field
---- against the API's description: what is missing fails, and so does what nobody knows.
+--- sent again: to a sandbox of the process backend, and on each engine to a container with the guest and to an all-in-one one.
+--- Each answer is checked field by field against the API's description: what is missing fails, and what nobody knows, too.
 local engines = require "tests.support.engines"
 local support = require "tests.support"
 local json = require "cjson.safe"
@@ -208,7 +208,8 @@ local function send(target, row, kept)
   path = path:gsub("path=(%S-)%%2F", function(home) return "path=" .. home:gsub("/", "%%2F") .. "%2F" end)
   local request = { method = method, url = target.url .. path, unix = target.unix, timeout = 40, headers = {
     ["x-fern-language"] = "JavaScript", ["x-fern-runtime"] = "node", ["x-fern-runtime-version"] = "v22.0.0", accept = "*/*",
-    ["accept-encoding"] = "gzip, deflate", ["X-Paddock-Token"] = target.token } }
+    ["accept-encoding"] = "gzip, deflate" } }
+  for name, value in pairs(target.headers) do request.headers[name] = value end
   local body = filled(row[3], target, kept)
   if type(body) == "table" and body.upload then
     request.headers["content-type"] = "multipart/form-data; boundary=----form"
@@ -224,20 +225,33 @@ local function send(target, row, kept)
   return assert(io_.http(request))
 end
 
+--- Asks until the server is there.
+local function await(target)
+  for _ = 1, 500 do
+    local answer = io_.http { method = "GET", url = target.url .. "/v1/sandbox", unix = target.unix, headers = target.headers, timeout = 5 }
+    if answer and answer.status == 200 then return end
+    os.execute("sleep 0.02")
+  end
+  error("no answer from " .. target.name)
+end
+
+--- A sandbox as a backend makes it: its guest, asked directly.
+local function backend_target(target, backend, headers)
+  local info = backend:create { sandbox_id = target.id, identity = { user = "u", thread = "t" } }
+  target.close = function()
+    backend:destroy(info)
+    backend:finish(info.sandbox_id, info)
+    if backend.close then backend:close() end
+  end
+  target.url, target.unix, target.headers = info.url, info.unix, headers(info)
+  await(target)
+end
+
 local targets = {
   { name = "a sandbox of the process backend", open = function(target)
-    local dir = support.tmpdir()
-    local backend = require("paddock.backend.process").new({}, { state_dir = dir, runtime_id = "replay", orphan_ttl = 60 })
-    local info = backend:create { sandbox_id = "replay-" .. dir:match("(%w+)$"):lower(), identity = { user = "u", thread = "t" } }
-    target.url, target.unix, target.token = info.url, info.unix, "1"
-    for _ = 1, 500 do
-      if backend:ready(info) then break end
-      os.execute("sleep 0.02")
-    end
-    target.close = function()
-      backend:destroy(info)
-      backend:finish(info.sandbox_id, info)
-    end
+    target.id = "replay-" .. target.dir:match("(%w+)$"):lower()
+    backend_target(target, require("paddock.backend.process").new({}, { state_dir = target.dir, runtime_id = "replay", orphan_ttl = 60 }),
+      function() return { ["X-Paddock-Token"] = "1" } end)
   end },
 }
 for _, engine in ipairs(engines.all()) do
@@ -248,12 +262,16 @@ for _, engine in ipairs(engines.all()) do
     target.close = function() engine:call("DELETE", "/containers/" .. made.Id .. "?force=true&v=true") end
     assert.equal(204, (engine:call("POST", "/containers/" .. made.Id .. "/start")))
     local _, seen = engine:call("GET", "/containers/" .. made.Id .. "/json")
-    target.url = "http://127.0.0.1:" .. seen.NetworkSettings.Ports["8080/tcp"][1].HostPort
-    for _ = 1, 500 do
-      local answer = io_.http { method = "GET", url = target.url .. "/v1/sandbox", timeout = 5 }
-      if answer and answer.status == 200 then break end
-      os.execute("sleep 0.02")
-    end
+    target.url, target.headers = "http://127.0.0.1:" .. seen.NetworkSettings.Ports["8080/tcp"][1].HostPort, {}
+    await(target)
+  end }
+  targets[#targets + 1] = { name = "a container with the guest on " .. engine.name, why = engine.why, open = function(target)
+    target.id = target.dir:match("(%w+)$"):lower()
+    local backend = require("paddock.backend.docker").new({ host = "unix://" .. engine.socket, prefix = "pdk-replay" },
+      { state_dir = target.dir, runtime_id = "replay", orphan_ttl = 60, image = engines.image "busybox" })
+    backend_target(target, backend, function(info)
+      return { ["X-Paddock-Token"] = "1", ["X-Paddock-Secret"] = backend.plane:_secret(info.instance) }
+    end)
   end }
 end
 
@@ -263,8 +281,10 @@ for _, target in ipairs(targets) do
 
     setup(function()
       if target.why then return end
+      target.dir = support.tmpdir()
       target:open()
-      local context = assert(io_.http { method = "GET", url = target.url .. "/v1/sandbox", unix = target.unix, timeout = 20 })
+      local context = assert(io_.http { method = "GET", url = target.url .. "/v1/sandbox", unix = target.unix, headers = target.headers,
+        timeout = 20 })
       target.home = assert(json.decode(context.body)).home_dir
     end)
     teardown(function()
