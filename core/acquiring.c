@@ -8,6 +8,7 @@
  * logged when it fails, and the answer stays `cancelled`.
  */
 #include "acquire.h"
+#include "async.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -149,8 +150,19 @@ static int acquire(acq *a, const pdk_limit *waits, pdk_box **out, pdk_error *err
     return conclude(a, ok, NULL, out, err);
 }
 
+/* With a deadline others do the work, and this thread waits no longer than that, whatever hangs (B201); unless it is at somebody
+ * else's work already, whose limit holds. */
+static bool others_work(pdk_runtime *rt, const pdk_acquire_spec *spec)
+{
+    const pdk_limit *limit = pdk_limit_current();
+    return spec->timeout > 0 && rt->config.threads && !pdk_op_inside() && !pdk_inside_callback() && limit->deadline == PDK_NEVER &&
+           !pdk_limit_can_cancel(limit);
+}
+
 int pdk_runtime_acquire(pdk_runtime *rt, const pdk_acquire_spec *spec, pdk_box **out, pdk_error *err)
 {
+    if (others_work(rt, spec))
+        return pdk_acquire_within(rt, spec, out, err);
     PDK_AUTO_ERROR own = PDK_NO_ERROR; /* the steps look at the error, so there must be one */
     *out = NULL;
     PDK_CALL(rt, err, -1);

@@ -211,13 +211,13 @@ PDK_API int pdk_op_wait(pdk_op *op, double seconds, pdk_error *err)
     PDK_AUTO_UNREF pdk_op *held = pdk_op_retain(op); /* its callback may free it */
     pdk_ops *ops = op->ops;
     pdk_ns until = seconds < 0 ? PDK_NEVER : pdk_after(pdk_now_monotonic(), pdk_seconds(seconds));
-    for (;;) {
+    for (bool expired = false;;) {
         wait_step step;
         pdk_ns due;
         {
             PDK_GUARD(op->ops->lock);
             step = look(op);
-            due = atomic_load(&held->told) || held->late || !(held->no_timer || !ops->has_threads) ? PDK_NEVER : held->deadline;
+            due = expired || !(op->no_timer || !ops->has_threads) ? PDK_NEVER : op->deadline;
         }
         if (step == WAIT_DELIVER) {
             deliver(held);
@@ -225,12 +225,14 @@ PDK_API int pdk_op_wait(pdk_op *op, double seconds, pdk_error *err)
             continue;
         }
         pdk_ns now = pdk_now_monotonic();
-        if (step == WAIT_ON && now >= due)
+        if (step == WAIT_ON && now >= due) { /* once: when it has no effect, it is about to be told */
             pdk_op_expire(held);
-        else if (step == WAIT_OVER || now >= until)
+            expired = true;
+        } else if (step == WAIT_OVER || now >= until) {
             return pdk_op_poll(held, err);
-        else
+        } else {
             wait_change(held, due < until ? due : until);
+        }
     }
 }
 

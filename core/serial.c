@@ -38,8 +38,7 @@ struct pdk_serial {
     pdk_turn_key *leaving;  /* whose byte is to be given back, and then the turn */
     bool at_work;           /* somebody looks, or gives back */
     pdk_cond wake, idle;    /* work has come; nobody is at work */
-    bool poller_runs, poller_made; /* not through yet; to be joined */
-    pdk_thread poller;
+    bool poller_runs;       /* not through yet */
 };
 
 pdk_serial *pdk_serial_new(const char *turns_path, bool threads, pdk_error *err)
@@ -67,8 +66,11 @@ void pdk_serial_free(pdk_serial *s)
     if (s == NULL)
         return;
     pdk_serial_close(s);
-    if (s->poller_made) /* nobody waits, so nobody makes another one */
-        pdk_thread_join(&s->poller);
+    {
+        PDK_GUARD(s->lock);
+        while (s->poller_runs) /* nobody waits, so nobody makes another one */
+            pdk_cond_wait(&s->idle, &s->lock);
+    }
     if (s->fd >= 0)
         close(s->fd);
     pdk_map_free(&s->keys);
@@ -378,6 +380,7 @@ static void *poll_bytes(void *arg)
             pdk_cond_wait_until(&s->wake, &s->lock, pdk_now_monotonic() + gap);
     }
     s->poller_runs = false;
+    pdk_cond_broadcast(&s->idle);
     return NULL;
 }
 
@@ -390,10 +393,8 @@ static int need_work(pdk_serial *s, pdk_error *err) PDK_REQUIRES(s->lock)
         pdk_cond_signal(&s->wake);
         return 0;
     }
-    if (s->poller_made) /* it is through, but for its last breath */
-        pdk_thread_join(&s->poller);
-    int sys = pdk_thread_start(&s->poller, "turns", poll_bytes, s);
-    s->poller_made = s->poller_runs = sys == 0;
+    int sys = pdk_thread_start_detached("turns", poll_bytes, s); /* not joined: its last breath may not be waited for under the lock */
+    s->poller_runs = sys == 0;
     return sys == 0 ? 0 : pdk_fail(err, PDK_E_NO_MEMORY, sys, "cannot start the thread that waits for other processes");
 }
 
