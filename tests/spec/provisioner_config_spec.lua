@@ -1,6 +1,8 @@
 -- The options of the provisioner backend: what is refused, by name, before anything is sent; and what doctor says of it.
+local cli = require "tests.support.cli"
 local config = require "paddock.config"
 local errors = require "paddock.errors"
+local provisioner = require "tests.support.provisioner"
 local support = require "tests.support"
 
 local SECRET = "s3cr3t-canary"
@@ -96,5 +98,86 @@ describe("the options of the provisioner backend", function()
       backend_options = { url = "https://p", ca_file = "/no/such.pem" } })
     support.cleanup()
     assert.matches("`backend_options.ca_file` names /no/such.pem", err.message, 1, true)
+  end)
+end)
+
+describe("doctor, asked about a provisioner", function()
+  local doctor = require "paddock.cli.doctor"
+  local driver_module = provisioner.driver()
+  local double
+  setup(function() double = provisioner.start() end)
+  teardown(function() double:stop() end)
+  before_each(function() double:tell { reset = true } end)
+
+  local function check(own, backend)
+    local probe = setmetatable({ provisioner = function(options) return driver_module.new(options) end },
+      { __index = function() return function() return nil end end })
+    local options = { url = double.url }
+    for k, v in pairs(own or {}) do options[k] = v end
+    local asked = { backend = backend or "provisioner", backend_options = options, state_dir = "/" }
+    for _, one in ipairs(doctor.examine(probe, asked, {})) do
+      if one.name == "provisioner" then return one end
+    end
+  end
+
+  it("says that it answers, and what it can do", function()
+    double:tell { pods = { a = { state = "running" } },
+      set = { capabilities = { lark_cli_init_image = true, lark_cli_broker_image = false } } }
+    local answer = check()
+    assert.equal("ok", answer.status)
+    assert.matches("1 sandboxes, helper runtime yes, broker no", answer.message, 1, true)
+    assert.is_nil(check({}, "process"))
+  end)
+
+  it("fails with advice when it does not answer, refuses the key, or is too old", function()
+    assert.equal("fail", check({ url = "http://127.0.0.1:1" }).status)
+    double:tell { set = { api_key = "other" } }
+    local answer = check { api_key = SECRET }
+    assert.equal("fail", answer.status)
+    assert.matches("api_key", answer.message .. answer.advice, 1, true)
+    assert.is_nil((answer.message .. answer.advice):find(SECRET, 1, true))
+    double:tell { reset = true, faults = { { route = "presence", status = 404, body = '{"detail":"Not Found"}' } } }
+    answer = check()
+    assert.equal("fail", answer.status)
+    assert.matches("presence route", answer.advice, 1, true)
+    double:tell { faults = { { route = "list", status = 500 } } }
+    assert.equal("fail", check().status)
+  end)
+
+  it("warns of a key that leaves the house in clear text", function()
+    local fake = { options = { url = "http://provisioner.example.com" }, probe = function() return {} end,
+      inspect = function() return nil end, list = function() return {} end }
+    local probe = setmetatable({ provisioner = function() return fake end },
+      { __index = function() return function() return nil end end })
+    local function status(url, key)
+      fake.options.url = url
+      local asked = { backend = "provisioner", backend_options = { api_key = key }, state_dir = "/" }
+      for _, one in ipairs(doctor.examine(probe, asked, {})) do
+        if one.name == "provisioner" then return one.status end
+      end
+    end
+    assert.equal("warn", status("http://provisioner.example.com", "k"))
+    for _, url in ipairs { "https://provisioner.example.com", "http://provisioner:8002", "http://10.0.0.5", "http://p.ns.svc:80",
+      "http://[::1]:80" } do
+      assert.equal("ok", status(url, "k"))
+    end
+    assert.equal("ok", status "http://provisioner.example.com")
+  end)
+
+  it("does not hold what only process sandboxes need against another backend", function()
+    local have, why = cli.have_program()
+    if not have then pending(why) return end
+    local folder = support.tmpdir()
+    support.write_file(folder .. "/c.lua", ('return { backend = "provisioner", backend_options = { url = %q }, state_dir = %q }')
+      :format(double.url, folder .. "/state"))
+    support.sh("mkdir " .. folder .. "/bin; ln -s $(command -v paddock) $(command -v env) " .. folder .. "/bin/")
+    local code, out = cli.program({ env = ("PATH=%s/bin"):format(folder) }, "doctor", "--config", folder .. "/c.lua")
+    assert.matches("ok +provisioner", out)
+    assert.matches("not needed by the backend provisioner", out, 1, true)
+    assert.equal(0, code)
+    code, out = cli.program({}, "policy", "explain", "--config", folder .. "/c.lua", "--user", "a", "--thread", "t")
+    assert.equal(0, code)
+    assert.matches('network = "open"', out, 1, true)
+    support.cleanup()
   end)
 end)

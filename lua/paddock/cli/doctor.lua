@@ -27,6 +27,7 @@ local M = {
 ---@field find_guest fun(option: string?): string?, string?
 ---@field privileged fun(path: string): string?   what lends the file rights of its own, if anything
 ---@field getenv fun(name: string): string?
+---@field provisioner fun(options: table): table   its driver, to be asked
 
 ---@return paddock.doctor.Probe
 local function this_machine()
@@ -54,6 +55,7 @@ local function this_machine()
     run = run, read = read, find_guest = find_guest, privileged = require("paddock.io").proc.privileged,
     stat = native.stat, access = native.access, statfs = native.statfs, clocks = native.clocks,
     facts = native.facts, getenv = os.getenv,
+    provisioner = function(options) return require("paddock.backend.provisioner").new(options) end,
   }
 end
 
@@ -310,8 +312,48 @@ end
 CHECKS["docker"] = engine("docker")
 CHECKS["podman"] = engine("podman")
 
+--- Whether a key that is sent there in clear text stays within a machine or a cluster.
+local function stays_near(host)
+  return not host:find(".", 1, true) or host:find("^127%.") or host:find("^10%.") or host:find("^192%.168%.")
+    or host:find("%.svc$") or host:find("%.local$") or host:find("%.internal$") or host:find("^%[")
+end
+
+CHECKS["provisioner"] = function(probe, config)
+  if config.backend ~= "provisioner" then return nil end
+  local options = config.backend_options
+  local made, driver = pcall(probe.provisioner, options)
+  if not made then return fail(status.line(driver), "correct the configuration") end
+  local began, seconds = os.time(), nil
+  local asked, can = pcall(driver.probe, driver)
+  if not asked then
+    return fail(status.line(can), "is it running, and reachable from here? backend_options.url and api_key name it; "
+      .. "capabilities are asked for at /api/capabilities")
+  end
+  local looked, found = pcall(driver.inspect, driver, "paddock-doctor") -- nobody's id
+  if not looked then
+    return fail(status.line(found), "update the provisioner: without its presence route no stop can be confirmed")
+  end
+  local listed, sandboxes = pcall(driver.list, driver)
+  if not listed then return fail(status.line(sandboxes), "see the provisioner's own log") end
+  seconds = os.time() - began
+  local scheme, host = driver.options.url:match("^(https?)://([^/:]+)")
+  if scheme == "http" and options.api_key and not stays_near(host) then
+    return warn(("%s answers; its key travels there in clear text"):format(driver.options.url), "use https")
+  elseif seconds > 5 then
+    return warn(("%s takes %d s for three questions"):format(driver.options.url, seconds), "see the provisioner's own log")
+  end
+  return ok(("%s, %d sandboxes, helper runtime %s, broker %s"):format(driver.options.url, #sandboxes,
+    can.lark_cli_init_image and "yes" or "no", can.lark_cli_broker_image and "yes" or "no"))
+end
+
+-- What only some backends need: for the others it is worth knowing, and no reason to stop.
+local NEEDED_BY = {
+  bubblewrap = { process = true }, namespaces = { process = true }, ["user namespaces"] = { process = true },
+  cgroups = { process = true }, guest = { process = true, docker = true },
+}
+
 local ORDER = { "bubblewrap", "namespaces", "user namespaces", "cgroups", "guest", "state directory", "data directory",
-  "free space", "clock", "policies", "docker", "podman" }
+  "free space", "clock", "policies", "provisioner", "docker", "podman" }
 
 --- Runs every check. One that breaks is a failed check, not a broken report.
 ---@param probe paddock.doctor.Probe
@@ -320,11 +362,17 @@ local ORDER = { "bubblewrap", "namespaces", "user namespaces", "cgroups", "guest
 ---@return table[] report  { name, status, message, advice }
 function M.examine(probe, config, checkers)
   local report = {}
-  for i, name in ipairs(ORDER) do
+  for _, name in ipairs(ORDER) do
     local fine, answer = pcall(CHECKS[name], probe, config, checkers)
     if not fine then answer = fail("the check itself failed: " .. status.line(answer), "report this line") end
-    answer.name = name
-    report[i] = answer
+    local needed = NEEDED_BY[name]
+    if needed and config.backend and not needed[config.backend] and answer.status ~= "ok" then
+      answer = info(("%s (not needed by the backend %s)"):format(answer.message, config.backend))
+    end
+    if answer then
+      answer.name = name
+      report[#report + 1] = answer
+    end
   end
   return report
 end

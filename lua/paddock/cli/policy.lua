@@ -33,6 +33,7 @@ reload   sends HUP to every runtime that is recorded in the state directory; one
 
 --- A runtime that asks the policies and can reach nothing: policies are the same whatever the backend is.
 local function policy_runtime(ctx, config)
+  config.network = world.normalized(config).network -- whose default is the backend's
   config.backend = require("paddock.sim").new().backend
   config.clock, config.threads, config.backend_options = "manual", false, nil
   config.ownership, config.journal = { type = "memory" }, "memory"
