@@ -574,3 +574,39 @@ describe("a deer-flow", function()
     assert.equal(64, status, out)
   end)
 end)
+
+describe("a deer-flow's folders in a real sandbox", function()
+  local possible, why = support.can_sandbox()
+
+  it("are seen on both sides, and the read-only ones are read-only [D1, D4, B2]", function()
+    if not possible then return pending(why) end
+    local root = support.tmpdir()
+    os.execute(("mkdir -p %s/skills_view/public && echo hello > %s/skills_view/public/s.md && chmod -R a+rX %s"):format(root, root, root))
+    local rt = support.open {
+      backend = "process", clock = "monotonic", threads = true, network = "none", sandbox = {}, policy_options = { base_dir = root },
+    }
+    finally(function() rt:shutdown() end)
+    local box = rt:acquire { user = "alice", thread = "t1" }
+    assert.equal(rt:explain({ user = "alice", thread = "t1" }).id, box.id)
+    local r = box:exec([[echo out > /mnt/user-data/outputs/o.txt && cat /mnt/skills/public/s.md
+      touch /mnt/skills/public/x 2>/dev/null && echo writable; touch /mnt/acp-workspace/x 2>/dev/null && echo writable
+      ls /mnt/user-data]])
+    assert.equal("hello\noutputs\nuploads\nworkspace\n", r.stdout)
+    assert.equal("out\n", support.read_file(root .. "/users/alice/threads/t1/user-data/outputs/o.txt"))
+    assert.is_true(rt:capabilities().thread_data_mounts)
+    assert.equal("active", rt:acquire({ user = "alice", thread = "t1" }).source)
+  end)
+
+  it("of credentials lie one in the other: the locks writable in a configuration that is not [D6]", function()
+    if not possible then return pending(why) end
+    local root = support.tmpdir()
+    local rt = support.open {
+      backend = "process", clock = "monotonic", threads = true, network = "none", sandbox = {},
+      policy_options = { base_dir = root, lark_cli = true },
+    }
+    finally(function() rt:shutdown() end)
+    local mounted = rt:acquire({ user = "alice", thread = "t1" })
+      :exec([[sed -n 's|^[^ ]* \(/mnt/integrations[^ ]*\) [^ ]* \(r[ow]\).*|\1 \2|p' /proc/mounts]]).stdout
+    assert.equal(("%s/config ro\n%s/config/locks rw\n%s/data rw\n"):gsub("%%s", LARK), mounted)
+  end)
+end)
