@@ -610,3 +610,89 @@ describe("a deer-flow's folders in a real sandbox", function()
     assert.equal(("%s/config ro\n%s/config/locks rw\n%s/data rw\n"):gsub("%%s", LARK), mounted)
   end)
 end)
+
+describe("a deer-flow's provisioner, over HTTP", function()
+  local provisioner = require "tests.support.provisioner"
+  local double, root
+  setup(function() double = provisioner.start() end)
+  teardown(function() double:stop() end)
+  before_each(function()
+    double:tell { reset = true }
+    root = support.tmpdir()
+  end)
+  after_each(support.cleanup)
+
+  local function open(opts)
+    local options = {
+      sandbox = { provisioner_url = double.url, provisioner_api_key = "k" }, ready_interval = 0.05, ready_timeout = 5,
+      policy_options = { base_dir = root, lark_cli = { "alice" }, legacy_skills = { "alice" } },
+    }
+    for key, value in pairs(opts or {}) do options[key] = value end
+    local rt = support.open(options)
+    finally(function() pcall(rt.shutdown, rt) end)
+    return rt
+  end
+
+  it("is asked for what the configuration says, with the nine mounts that it takes [B9, D10, H1, H3, H4, H5, H6]", function()
+    support.sh("mkdir -p " .. root .. "/integrations/lark-cli/sandbox-cli")
+    double:tell { set = { capabilities = { lark_cli_init_image = true, lark_cli_broker_image = true } } }
+    local rt = open { subagent_runtime = { max_running = 12 }, skills = { container_path = "/custom-skills" } }
+    local box = rt:acquire { user = "alice", thread = "t1" }
+    local body = double:requests "create"[1].body
+    local targets = {}
+    for i, mount in ipairs(body.extra_mounts) do targets[i] = mount.container_path .. (mount.read_only and "" or " rw") end
+    body.extra_mounts = nil
+    assert.same({
+      sandbox_id = rt:explain({ user = "alice", thread = "t1" }).id, thread_id = "t1", user_id = "alice", include_legacy_skills = true,
+      skills_container_path = "/custom-skills", provision_lark_cli_runtime = true, provision_lark_cli_broker = true,
+      max_shell_sessions = 13,
+    }, body)
+    -- The runtime is the provisioner's to supply, when it is asked to.
+    assert.same({ "/mnt/acp-workspace", "/custom-skills/public", "/custom-skills/custom", "/custom-skills/legacy",
+      "/custom-skills/integrations", LARK .. "/config", LARK .. "/config/locks rw", LARK .. "/data rw" }, targets)
+    assert.same({ true, 13 }, { rt:inspect(box.id).info.attestation.broker, rt:inspect(box.id).info.attestation.capacity })
+    box:release()
+    assert.equal("warm", rt:acquire({ user = "alice", thread = "t1" }).source)
+    assert.equal(1, double:count "capabilities")
+  end)
+
+  it("is asked for nothing of an integration that the user has not, and not what it can do [H5, I9]", function()
+    local rt = open()
+    rt:acquire { user = "bob", thread = "t1" }
+    local body = double:requests "create"[1].body
+    assert.same({ false, false, false },
+      { body.include_legacy_skills, body.provision_lark_cli_runtime, body.provision_lark_cli_broker })
+    assert.is_nil(body.max_shell_sessions)
+    assert.equal(0, double:count "capabilities")
+  end)
+
+  it("that cannot say what it can do gets no create request [I10]", function()
+    local rt = open()
+    double:tell { faults = { { route = "capabilities", status = 503 } } }
+    local err = support.caught(rt.acquire, rt, { user = "alice", thread = "t1" })
+    assert.same({ "unverified", "capability" }, { err.kind, err.reason })
+    assert.equal(0, double:count "create")
+    assert.equal("", (support.sh("ls " .. root .. "/users 2>/dev/null || true")))
+  end)
+
+  it("is down, and wants a broker when it is back: the sandbox serves, and is then replaced [I7]", function()
+    local rt = open { policy_options = { base_dir = root } }
+    double:tell { set = { capabilities = { lark_cli_init_image = true, lark_cli_broker_image = false } } }
+    local function turn() return rt:acquire { user = "alice", thread = "t1", requirements = { lark_cli = true } } end
+    local box = turn()
+    local id, generation = box.id, box.generation
+    box:release()
+    rt:advance(301)
+    double:tell { faults = { { route = "capabilities", status = 500 } } }
+    box = turn()
+    assert.same({ "warm", generation }, { box.source, box.generation })
+    box:release()
+    double:tell { faults = require("cjson").decode "[]", set = { capabilities = { lark_cli_init_image = true, lark_cli_broker_image = true } } }
+    rt:advance(31)
+    box = turn()
+    assert.equal("created", box.source)
+    assert.equal(id, box.id)
+    assert.not_equal(generation, box.generation)
+    assert.is_true(double:requests "create"[2].body.provision_lark_cli_broker)
+  end)
+end)
