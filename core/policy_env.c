@@ -99,12 +99,14 @@ static int policy_fail(lua_State *L)
     return lua_error(L);
 }
 
-/* policy.log(message): a line of the runtime's log; never waits */
+/* policy.log(message [, "warn"]): a line of the runtime's log; never waits */
 static int policy_log(lua_State *L)
 {
+    static const char *const levels[] = { "info", "warn", NULL };
     size_t len;
     const char *text = luaL_checklstring(L, 1, &len);
     pdk_policy_call *c = call_of(L);
+    pdk_log_level level = luaL_checkoption(L, 2, "info", levels) == 0 ? PDK_INFO : PDK_WARN;
     pdk_charge(L, LOG_UNITS + len / 64);
     if (++c->log_lines > LOG_LINES)
         return luaL_error(L, "policy.log: more than %d lines in one call", LOG_LINES);
@@ -114,7 +116,7 @@ static int policy_log(lua_State *L)
     len = len < LOG_BYTES ? len : LOG_BYTES;
     memcpy(line, text, len);
     line[len] = '\0';
-    pdk_log_event(c->p->log, PDK_INFO, "policy", PDK_STR("file", c->path), PDK_STR("function", c->what),
+    pdk_log_event(c->p->log, level, "policy", PDK_STR("file", c->path), PDK_STR("function", c->what),
                   PDK_STR("message", line));
     return 0;
 }

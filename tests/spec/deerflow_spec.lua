@@ -687,7 +687,9 @@ describe("a deer-flow's provisioner, over HTTP", function()
     box = turn()
     assert.same({ "warm", generation }, { box.source, box.generation })
     box:release()
-    double:tell { faults = require("cjson").decode "[]", set = { capabilities = { lark_cli_init_image = true, lark_cli_broker_image = true } } }
+    double:tell {
+      faults = require("cjson").decode "[]", set = { capabilities = { lark_cli_init_image = true, lark_cli_broker_image = true } },
+    }
     rt:advance(31)
     box = turn()
     assert.equal("created", box.source)
