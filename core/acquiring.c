@@ -172,11 +172,11 @@ int pdk_runtime_acquire(pdk_runtime *rt, const pdk_acquire_spec *spec, pdk_box *
         return -1;
     }
     name_holder(&a);
-    pdk_limit waits = pdk_limit_for(pdk_limit_current(), spec->timeout), limit = waits;
+    pdk_limit waits = pdk_limit_for(pdk_limit_current(), spec->timeout), limit = waits, keeping;
     a.cancelled = waits.cancelled;
     limit.cancelled = NULL; /* looked at between steps */
     const pdk_limit *outer = pdk_limit_enter(&limit);
-    int rc = acquire(&a, &waits, out, err);
+    int rc = acquire(&a, pdk_limit_keeping(rt, &waits, &keeping), out, err);
     pdk_limit_enter(outer);
     pdk_pack_free(&a.requirements);
     return rc < 0 ? -1 : 0;

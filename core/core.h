@@ -72,6 +72,7 @@ struct pdk_runtime {
     struct pdk_orphan *orphans;          /* unowned sandboxes seen by reconcile, since when; reconcile's own */
     bool reconciling;                    /* one reconcile at a time */
     pdk_thread reaper, renewer;
+    pdk_upkeep upkeep;            /* fixed; for waits, when there are no threads */
     pdk_ns next_reap, next_renew; /* runtime clock; for tick */
     pdk_ns pass_ended, pass_monotonic, pass_boottime; /* when the last pass was over, on three clocks; 0 = none yet */
     pdk_sink sinks[8];
@@ -106,6 +107,10 @@ void pdk_emit_seconds(pdk_runtime *rt, pdk_log_level level, const char *event, c
 
 /* The clock that leases run out on: it counts while the machine sleeps. */
 pdk_ns pdk_lease_now(pdk_runtime *rt);
+
+/* `limit`, or where the runtime has no threads and `limit` no upkeep yet: `own`, which is the same and renews what is due while
+ * somebody waits under it. */
+const pdk_limit *pdk_limit_keeping(pdk_runtime *rt, const pdk_limit *limit, pdk_limit *own);
 
 /* The limit of one operation from now on; timeout 0 = none. */
 pdk_limit pdk_limit_for(const pdk_limit *outer, double timeout);
@@ -273,12 +278,15 @@ int pdk_reap(pdk_runtime *rt, pdk_error *err);      /* one pass */
  * end: the machine slept, or this process stood still. */
 void pdk_pass_begin(pdk_runtime *rt);
 void pdk_pass_end(pdk_runtime *rt);
-int pdk_renew(pdk_runtime *rt, pdk_error *err);     /* one pass */
+int pdk_renew(pdk_runtime *rt, pdk_error *err);     /* one pass; says when the next one is due */
+bool pdk_stopping(pdk_runtime *rt);                 /* the background threads are to end */
+void pdk_keep_guests(pdk_runtime *rt, pdk_ns until); /* contact.c: speaks to warm guests, on the runtime's clock until `until` */
 /* Asks the store about a tracked sandbox: true = a peer has taken it, and it was forgotten here; nothing was stopped. */
 bool pdk_forget_lost(pdk_runtime *rt, const char *id);
 /* reconcile.c: one pass over what the engine runs and nobody owns. */
 int pdk_reconcile(pdk_runtime *rt, pdk_error *err);
 void pdk_reconcile_forget(pdk_runtime *rt); /* frees what it remembers between passes */
+void pdk_upkeep_init(pdk_runtime *rt); /* once its stores are open */
 int pdk_threads_start(pdk_runtime *rt, pdk_error *err);
 int pdk_threads_stop(pdk_runtime *rt, pdk_error *err);
 /* Asks the policy when an unheld sandbox has idled for too long, and puts it on the heap. */

@@ -33,8 +33,9 @@ static int no_memory(pdk_error *err)
 int pdk_ask(pdk_runtime *rt, pdk_iface *f, const char *method, const pdk_pack *args, pdk_pack *out, const pdk_limit *limit,
             pdk_error_kind otherwise, pdk_error *err)
 {
+    pdk_limit keeping;
     pdk_log *outer = pdk_log_enter(rt->log);
-    int rc = pdk_iface_call(f, method, args, out, limit, otherwise, err);
+    int rc = pdk_iface_call(f, method, args, out, pdk_limit_keeping(rt, limit, &keeping), otherwise, err);
     pdk_log_enter(outer);
     return rc;
 }
@@ -219,6 +220,7 @@ int pdk_engine_connect(pdk_runtime *rt, pdk_view info, int64_t token, bool own, 
 {
     PDK_AUTO_PACK args = PDK_NO_PACK;
     pdk_iface *object = NULL;
+    pdk_limit keeping;
     char text[24];
     snprintf(text, sizeof text, "%" PRId64, token);
     pdk_put_view(&args, info);
@@ -230,7 +232,8 @@ int pdk_engine_connect(pdk_runtime *rt, pdk_view info, int64_t token, bool own, 
     if (args.failed)
         return no_memory(err);
     pdk_log *outer = pdk_log_enter(rt->log);
-    int rc = pdk_iface_make(rt->backend, "connect", &args, &object, pdk_limit_current(), PDK_E_BACKEND_ERROR, err);
+    int rc = pdk_iface_make(rt->backend, "connect", &args, &object, pdk_limit_keeping(rt, pdk_limit_current(), &keeping),
+                            PDK_E_BACKEND_ERROR, err);
     pdk_log_enter(outer);
     if (rc < 0) {
         pdk_error_set_stage(err, "acquire");

@@ -443,10 +443,11 @@ static CURLcode set_options(transfer *t, pdk_ns now)
     return CURLE_OK;
 }
 
-/* How long to wait for events now, in ns: not beyond the deadline, and in slices while somebody may cancel. */
+/* How long to wait for events now, in ns: not beyond the deadline or what is to be done meanwhile, and in slices while somebody may
+ * cancel. */
 static pdk_ns slice(const transfer *t, const pdk_limit *limit, pdk_ns now)
 {
-    pdk_ns left = t->deadline == PDK_NEVER ? PDK_NS_PER_S : t->deadline - now;
+    pdk_ns until = pdk_upkeep_before(limit, t->deadline), left = until <= now ? 0 : until - now;
     if (left > PDK_NS_PER_S)
         left = PDK_NS_PER_S;
     return pdk_limit_can_cancel(limit) && left > CANCEL_SLICE ? CANCEL_SLICE : left;
@@ -477,6 +478,7 @@ static ending drive(transfer *t, CURLM *multi, const pdk_limit *limit, CURLcode 
         if (end != END_DONE)
             return end;
         curl_multi_poll(multi, NULL, 0, (int)((slice(t, limit, now) + 999999) / 1000000), NULL);
+        pdk_upkeep_run(limit);
     }
 }
 

@@ -125,8 +125,10 @@ static int sleep_until(pdk_ns target, pdk_error *err)
             return 0;
         if (now >= limit->deadline)
             return pdk_fail(err, PDK_E_TIMEOUT, 0, "the operation's time limit passed while it slept");
-        pdk_ns until = target < limit->deadline ? target : limit->deadline;
-        pdk_sleep_ns(pdk_limit_can_cancel(limit) && until - now > SLICE ? SLICE : until - now);
+        pdk_ns until = pdk_upkeep_before(limit, target < limit->deadline ? target : limit->deadline);
+        if (until > now)
+            pdk_sleep_ns(pdk_limit_can_cancel(limit) && until - now > SLICE ? SLICE : until - now);
+        pdk_upkeep_run(limit);
     }
 }
 

@@ -16,3 +16,27 @@ const pdk_limit *pdk_limit_enter(const pdk_limit *limit)
     current = limit;
     return former;
 }
+
+static pdk_ns never(void *ctx)
+{
+    (void)ctx;
+    return PDK_NEVER;
+}
+
+pdk_ns pdk_upkeep_before(const pdk_limit *limit, pdk_ns until)
+{
+    pdk_ns due = limit->upkeep == NULL ? PDK_NEVER : limit->upkeep->due(limit->upkeep->ctx);
+    return due < until ? due : until;
+}
+
+void pdk_upkeep_run(const pdk_limit *limit)
+{
+    static const pdk_upkeep none = { .due = never };
+    const pdk_upkeep *u = limit->upkeep;
+    if (u == NULL || u->due(u->ctx) > pdk_now_monotonic())
+        return;
+    const pdk_limit inside = { .deadline = PDK_NEVER, .upkeep = &none };
+    const pdk_limit *outer = pdk_limit_enter(&inside);
+    u->run(u->ctx);
+    pdk_limit_enter(outer);
+}

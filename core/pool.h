@@ -93,6 +93,8 @@ struct pdk_entry {
     pdk_scope *scopes;
 
     pdk_ns last_used, parked_at, health_ok_at, created_at; /* runtime clock; 0 = never */
+    pdk_ns contacted_at;        /* when the renewal spoke to its guest last, while it was warm */
+    bool silent;                /* ... and there was no answer */
     double idle_limit;          /* seconds, what the policy answered last; 0 = never, negative = not asked yet */
     uint64_t idle_generation;   /* of the policy set that was asked */
     pdk_ns due;                 /* when the reaper looks at it; PDK_NEVER = it is on no heap */

@@ -284,6 +284,7 @@ int pdk_poll_limited(struct pollfd *fds, size_t n, pdk_ns deadline, pdk_error *e
             return pdk_fail(err, PDK_E_CANCELLED, 0, "%s: cancelled", what);
         if (now >= limit->deadline) return pdk_fail(err, PDK_E_TIMEOUT, 0, "%s: the time limit passed", what);
         pdk_ns until = deadline < limit->deadline ? deadline : limit->deadline;
+        until = pdk_upkeep_before(limit, until);
         pdk_ns left = until <= now ? 0 : until - now;
         if (pdk_limit_can_cancel(limit) && left > PDK_NS_PER_S / 20) left = PDK_NS_PER_S / 20; /* look at the flag 20 times a second */
         struct timespec t = { (time_t)(left / PDK_NS_PER_S), (long)(left % PDK_NS_PER_S) };
@@ -291,6 +292,7 @@ int pdk_poll_limited(struct pollfd *fds, size_t n, pdk_ns deadline, pdk_error *e
         if (ready > 0) return 1;
         if (ready < 0 && errno != EINTR) return pdk_fail(err, PDK_E_IO_ERROR, errno, "%s: cannot wait", what);
         if (ready == 0 && pdk_now_monotonic() >= deadline) return 0;
+        pdk_upkeep_run(limit);
     }
 }
 

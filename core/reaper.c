@@ -20,7 +20,7 @@ typedef struct ref { /* an entry as seen at one moment */
     pdk_ns stamp; /* last_used or parked_at: another one means that it was used meanwhile */
 } ref;
 
-static bool stopping(pdk_runtime *rt)
+bool pdk_stopping(pdk_runtime *rt)
 {
     PDK_GUARD(rt->lock);
     return rt->stop_threads;
@@ -180,7 +180,7 @@ int pdk_reap(pdk_runtime *rt, pdk_error *err)
     }
     if (n > 0)
         qsort(all, n, sizeof *all, by_stamp);
-    for (size_t i = 0; i < n && !stopping(rt); i++)
+    for (size_t i = 0; i < n && !pdk_stopping(rt); i++)
         if (truly_idle(rt, &all[i], now))
             expire(rt, &all[i]);
     free(all);
@@ -431,24 +431,6 @@ static void renew_end(pdk_runtime *rt, const leased *l)
     }
 }
 
-/* A warm guest that no runtime speaks to would end itself after orphan_ttl. */
-static void keep_guest(pdk_runtime *rt, const leased *l)
-{
-    PDK_AUTO_PACK info = PDK_NO_PACK;
-    PDK_AUTO_ERROR ignored = PDK_NO_ERROR;
-    {
-        PDK_GUARD(rt->pool.registry);
-        pdk_entry *e = pdk_pool_find(&rt->pool, l->at.id);
-        if (e == NULL || e->incarnation != l->at.incarnation || e->state != PDK_WARM || e->reserved != 0 ||
-            !pdk_pack_copy(&info, pdk_view_of(&e->info)))
-            return;
-    }
-    pdk_limit limit = pdk_limit_for(pdk_limit_current(), 5);
-    const pdk_limit *outer = pdk_limit_enter(&limit);
-    pdk_engine_alive(rt, pdk_view_of(&info), l->guest_token > 0 ? l->guest_token : l->token, &ignored);
-    pdk_limit_enter(outer);
-}
-
 /* Whether the guest is there and has seen no token but ours: 1, 0, -1 = it cannot be told. A store that has lost its state
  * does not know who was the last owner; the guest does. */
 static int token_unseen(pdk_runtime *rt, const leased *l, pdk_error *err)
@@ -505,22 +487,19 @@ static void renew_one(pdk_runtime *rt, const leased *l)
     }
     if (answer == PDK_LAPSED)
         answer = reclaim(rt, l, &err);
-    if (answer == PDK_RENEWED) {
+    if (answer == PDK_RENEWED)
         renewed(rt, l, before);
-        if (rt->fenced && !l->del && l->at.state == PDK_WARM)
-            keep_guest(rt, l);
-    } else if (answer == PDK_LOST && !l->del) {
+    else if (answer == PDK_LOST && !l->del)
         forget_lost(rt, l);
-    }
 }
 
-int pdk_renew(pdk_runtime *rt, pdk_error *err)
+static int renew_leases(pdk_runtime *rt, pdk_error *err)
 {
     leased *all = NULL;
     size_t n = all_leased(rt, &all);
     if (all == NULL)
         return pdk_fail(err, PDK_E_NO_MEMORY, 0, "no memory to renew the leases");
-    for (size_t i = 0; i < n && !stopping(rt); i++) {
+    for (size_t i = 0; i < n && !pdk_stopping(rt); i++) {
         if (!renew_begin(rt, &all[i]))
             continue;
         renew_one(rt, &all[i]);
@@ -528,6 +507,61 @@ int pdk_renew(pdk_runtime *rt, pdk_error *err)
     }
     free(all);
     return 0;
+}
+
+int pdk_renew(pdk_runtime *rt, pdk_error *err)
+{
+    pdk_ns next = pdk_after(pdk_clock_now(rt->clock), pdk_seconds(rt->config.renew_interval));
+    {
+        PDK_GUARD(rt->lock);
+        rt->next_renew = next; /* counted from here, however long this pass takes */
+    }
+    if (renew_leases(rt, err) < 0)
+        return -1;
+    pdk_keep_guests(rt, next);
+    return 0;
+}
+
+/* ---- without threads ---- */
+
+/* When a renewal is due, for who waits now. A manual clock stands while somebody waits. */
+static pdk_ns renewal_due(void *ctx)
+{
+    pdk_runtime *rt = ctx;
+    pdk_ns now = pdk_clock_now(rt->clock);
+    PDK_GUARD(rt->lock);
+    if (rt->next_renew <= now)
+        return pdk_now_monotonic();
+    return pdk_clock_is_manual(rt->clock) ? PDK_NEVER : pdk_after(pdk_now_monotonic(), rt->next_renew - now);
+}
+
+static void renew_in_wait(void *ctx)
+{
+    pdk_runtime *rt = ctx;
+    PDK_AUTO_ERROR err = PDK_NO_ERROR;
+    {
+        pdk_ns now = pdk_clock_now(rt->clock);
+        PDK_GUARD(rt->lock);
+        if (rt->next_renew > now)
+            return; /* another thread's wait was quicker */
+        rt->next_renew = pdk_after(now, pdk_seconds(rt->config.renew_interval));
+    }
+    if (pdk_renew(rt, &err) < 0)
+        pdk_emit(rt, PDK_WARN, "renewal_failed", NULL, NULL, NULL, &err);
+}
+
+void pdk_upkeep_init(pdk_runtime *rt)
+{
+    rt->upkeep = (pdk_upkeep){ renewal_due, renew_in_wait, rt };
+}
+
+const pdk_limit *pdk_limit_keeping(pdk_runtime *rt, const pdk_limit *limit, pdk_limit *own)
+{
+    if (rt->config.threads || limit->upkeep != NULL || rt->upkeep.due == NULL)
+        return limit;
+    *own = *limit;
+    own->upkeep = &rt->upkeep;
+    return own;
 }
 
 /* ---- gaps ---- */
@@ -588,9 +622,8 @@ static void *renewer_main(void *arg)
     for (;;) {
         {
             PDK_GUARD(rt->lock);
-            pdk_ns next = pdk_after(pdk_clock_now(rt->clock), pdk_seconds(rt->config.renew_interval));
-            while (!rt->stop_threads && pdk_clock_now(rt->clock) < next)
-                pdk_clock_wait(rt->clock, &rt->wake, &rt->lock, next);
+            while (!rt->stop_threads && pdk_clock_now(rt->clock) < rt->next_renew)
+                pdk_clock_wait(rt->clock, &rt->wake, &rt->lock, rt->next_renew);
             if (rt->stop_threads) {
                 rt->renewer_runs = false;
                 pdk_cond_broadcast(&rt->wake);

@@ -330,6 +330,7 @@ static int open_parts(pdk_runtime *rt, const pdk_open_spec *spec, pdk_error *err
         return -1;
     pdk_state_dir_sweep(rt); /* what a dead runtime's leases still stand for depends on the backend */
     rt->next_renew = pdk_after(pdk_clock_now(rt->clock), pdk_seconds(rt->config.renew_interval));
+    pdk_upkeep_init(rt);
     if (pdk_view_bool(pdk_view_get(o, "signals"), false) && pdk_signals_add(rt, rt->config.threads, err) < 0)
         return -1;
     return rt->config.threads ? pdk_threads_start(rt, err) : 0;

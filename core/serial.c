@@ -224,7 +224,16 @@ static int ended(const pdk_limit *limit, pdk_error *err)
 static pdk_ns next_look(const pdk_limit *limit)
 {
     pdk_ns slice = pdk_limit_can_cancel(limit) ? pdk_now_monotonic() + SLICE : PDK_NEVER;
-    return slice < limit->deadline ? slice : limit->deadline;
+    return pdk_upkeep_before(limit, slice < limit->deadline ? slice : limit->deadline);
+}
+
+static void upkeep(pdk_serial *s, const pdk_limit *limit) PDK_REQUIRES(s->lock)
+{
+    if (limit->upkeep == NULL)
+        return;
+    pdk_unlock(&s->lock);
+    pdk_upkeep_run(limit);
+    pdk_lock(&s->lock);
 }
 
 static void wake_thread(void *ctx)
@@ -241,8 +250,10 @@ int pdk_turn_enter(pdk_serial *s, const void *key, size_t len, pdk_turn *turn, c
     if (rc != 0)
         return rc < 0 ? -1 : 0;
     pdk_cond_init(&mine);
-    while (w.state == PDK_W_QUEUED && (rc = ended(limit, err)) == 0)
+    while (w.state == PDK_W_QUEUED && (rc = ended(limit, err)) == 0) {
         pdk_cond_wait_until(&mine, &s->lock, next_look(limit));
+        upkeep(s, limit);
+    }
     if (rc < 0)
         take_out(&w.key->first, &w.key->last, &w);
     else if (turn->serial == NULL)
@@ -313,6 +324,7 @@ int pdk_turn_enter_id(pdk_serial *s, const char *id, pdk_turn *turn, const pdk_l
             return -1;
         }
         pdk_sleep_ns(pause);
+        pdk_upkeep_run(limit);
     }
 }
 
