@@ -2,7 +2,7 @@
  *
  * The same code serves a plain Lua host and the universe: pdk_script_block does nothing in a host's state, and in the
  * universe a grip has no host. */
-#include "bind.h"
+#include "bind_op.h"
 
 #include <dlfcn.h>
 #include <math.h>
@@ -186,6 +186,16 @@ const char *pdk_arg_name(lua_State *L, int index, const char *name, size_t most,
     return s;
 }
 
+double pdk_arg_timeout(lua_State *L, int index)
+{
+    static const char *const keys[] = { "timeout", NULL };
+    if (!pdk_check_keys(L, index, "options", keys))
+        return 0;
+    double seconds = pdk_field_seconds(L, index, "timeout");
+    lua_pop(L, 1);
+    return seconds;
+}
+
 pdk_identity pdk_arg_identity(lua_State *L, int index)
 {
     pdk_identity who = { 0 };
@@ -326,18 +336,19 @@ static bool deliver_hook(lua_State *L, void *grip)
 
 /* ---- one call ------------------------------------------------------------------------------------------- */
 
-void pdk_check_rc(lua_State *L, pdk_job *job)
+void pdk_check_rc(lua_State *L, pdk_ljob *job)
 {
     if (job->rc < 0)
         pdk_raise(L, &job->err);
 }
 
-void pdk_run_blocking(lua_State *L, pdk_job *job, void (*fn)(void *job))
+void pdk_run_blocking(lua_State *L, pdk_ljob *job, void (*fn)(void *job))
 {
     pdk_grip *g = job->grip;
     if (pdk_inside_callback()) {
-        pdk_fail(&job->err, PDK_E_UNSUPPORTED, 0, "a call that may wait is refused inside a function of a backend or for an "
-                 "event; get, inspect, list, stats, retain and binding are allowed there");
+        pdk_fail(&job->err, PDK_E_UNSUPPORTED, 0, "a call that may wait is refused inside a function of a backend, for an event "
+                 "or of an operation; get, inspect, list, stats, retain, binding, the calls that end in _async, poll and cancel "
+                 "are allowed there");
         pdk_raise(L, &job->err);
     }
     pdk_grip_ref(g);
@@ -397,6 +408,16 @@ static int l_now(lua_State *L)
     return 1;
 }
 
+/* core.collect(): frees the runtimes that finalizers have queued, as `open` does. May wait.  stack: +0, never raises */
+static int l_collect(lua_State *L)
+{
+    pdk_keeper *k = pdk_keeper_of(L);
+    pdk_script_block(L);
+    pdk_keeper_drain(k);
+    pdk_script_unblock(L);
+    return 0;
+}
+
 /* A closing Lua state unloads the C modules that it loaded, while a thread of paddock may still be on its last
  * instructions; so this one stays. */
 static void stay_loaded(void)
@@ -415,6 +436,7 @@ PDK_API int luaopen_paddock_core(lua_State *L)
         { "open", pdk_bind_open },
         { "version", l_version },
         { "now", l_now },
+        { "collect", l_collect },
         { "error_kinds", l_error_kinds },
         { "error_metatable", l_error_metatable },
         { NULL, NULL },
@@ -424,6 +446,8 @@ PDK_API int luaopen_paddock_core(lua_State *L)
     pdk_keeper_of(L); /* before any runtime, so that it is finalized after all of them */
     pdk_bind_runtime(L);
     pdk_bind_box(L);
+    pdk_bind_op(L);
     luaL_newlib(L, functions);
+    luaL_setfuncs(L, pdk_op_functions, 0);
     return 1;
 }

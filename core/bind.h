@@ -20,7 +20,8 @@ enum { PDK_MAX_NAME = 4096, PDK_MAX_HOLDER = 199, PDK_MAX_PATH = 4096 };
 
 /* ---- userdata ------------------------------------------------------------------------------------------ */
 
-typedef struct pdk_lruntime { /* user values: 1 = event functions, 2 = the anchor of a host's objects */
+typedef struct pdk_lruntime { /* user values: 1 = event functions, 2 = the anchor of a host's objects,
+                                 3 = operations whose functions are yet to be called (bind_op.c) */
     pdk_grip *grip;           /* NULL once it is shut down */
 } pdk_lruntime;
 
@@ -38,14 +39,20 @@ int pdk_push_answer(lua_State *L, pdk_scratch *s);
 /* A new box userdata (+1, raises), whose box is yet to be acquired; it refers to the runtime at `rt_index`. */
 pdk_lbox *pdk_lbox_push(lua_State *L, pdk_grip *g, int rt_index);
 
+/* stack: +1, raises on lack of memory; `r` is owned by a scratch */
+void pdk_push_result(lua_State *L, const pdk_result *r);
+
+/* The runtime's userdata at `index` is shut down: it gives its part of the runtime up. May wait. */
+void pdk_shut_down(lua_State *L, int index);
+
 /* ---- one call ------------------------------------------------------------------------------------------- */
 
-typedef struct pdk_job { /* on the stack of a method */
+typedef struct pdk_ljob { /* on the stack of a method */
     pdk_grip *grip;
     pdk_error err;
     int rc;
     void *arg;
-} pdk_job;
+} pdk_ljob;
 
 /* The open runtime at `index`: raises `closed` after shutdown and in a forked child. */
 pdk_grip *pdk_check_runtime(lua_State *L, int index);
@@ -53,9 +60,9 @@ pdk_lbox *pdk_check_box(lua_State *L, int index);
 
 /* Runs fn(job), which may block, and delivers events. Raises `unsupported` inside a callback, before anything else; and
  * the job's error when job->rc < 0. Stack index 1 is the runtime or the box. */
-void pdk_run_blocking(lua_State *L, pdk_job *job, void (*fn)(void *job));
+void pdk_run_blocking(lua_State *L, pdk_ljob *job, void (*fn)(void *job));
 /* Raises the job's error when rc < 0. */
-void pdk_check_rc(lua_State *L, pdk_job *job);
+void pdk_check_rc(lua_State *L, pdk_ljob *job);
 /* Delivers events and log lines to the functions of the runtime (or box) at stack index 1. How many. Never raises. */
 int pdk_deliver(lua_State *L, pdk_grip *g);
 
@@ -76,6 +83,8 @@ bool pdk_field_bool(lua_State *L, int index, const char *key, bool otherwise);
 pdk_view pdk_field_plain(lua_State *L, int index, const char *key, pdk_pack *out);
 /* The argument at `index`: a string without NUL bytes and not empty. */
 const char *pdk_arg_name(lua_State *L, int index, const char *name, size_t most, size_t *len);
+/* { timeout = seconds } at `index`, or nil: 0. */
+double pdk_arg_timeout(lua_State *L, int index);
 /* { user =, thread = } at `index`: pushes both (+2). */
 pdk_identity pdk_arg_identity(lua_State *L, int index);
 
@@ -86,6 +95,10 @@ int pdk_rt_sync_skills(lua_State *L);     /* rt:sync_skills { sandbox_id =, user
 int pdk_rt_network_events(lua_State *L);  /* rt:network_events(id) -> list of { request_id, host, port, method } */
 int pdk_rt_deny_pending(lua_State *L);    /* rt:deny_pending(id) -> whether anything was denied */
 int pdk_rt_decide(lua_State *L);          /* rt:decide(id, request_id, "deny" | "allow_once" | "allow") -> whether it did */
+int pdk_rt_sync_skills_async(lua_State *L); /* these four: the same arguments [, callback] -> operation */
+int pdk_rt_network_events_async(lua_State *L);
+int pdk_rt_deny_pending_async(lua_State *L);
+int pdk_rt_decide_async(lua_State *L);
 int pdk_rt_discard_holders(lua_State *L); /* rt:discard_holders(); memory only */
 
 void pdk_bind_runtime(lua_State *L); /* registers the metatables; +0, raises */

@@ -1,5 +1,5 @@
 /* bind_box.c -- a box in Lua: commands, files, and giving it back (DESIGN, section 7). */
-#include "bind.h"
+#include "bind_op.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -28,7 +28,7 @@ typedef struct running {
 
 static void exec_job(void *arg)
 {
-    pdk_job *job = arg;
+    pdk_ljob *job = arg;
     running *r = job->arg;
     job->rc = pdk_box_exec(r->box, &r->spec, r->result, &job->err);
 }
@@ -64,8 +64,7 @@ static void set_bool(lua_State *L, const char *key, bool b)
     lua_setfield(L, -2, key);
 }
 
-/* stack: +1, raises on lack of memory; `r` is owned by a scratch */
-static void push_result(lua_State *L, const pdk_result *r)
+void pdk_push_result(lua_State *L, const pdk_result *r)
 {
     lua_createtable(L, 0, 10);
     set_text(L, "stdout", r->out, r->out_len);
@@ -86,30 +85,70 @@ static void push_result(lua_State *L, const pdk_result *r)
     luaL_setmetatable(L, PDK_RESULT_TYPE);
 }
 
+/* The command at index 2 and the options at 3; on_output, if there is one, at index 4, and its index in *output.
+ * stack: raises */
+static void read_command(lua_State *L, pdk_exec_spec *spec, int *output)
+{
+    static const char *const keys[] = { "timeout", "env", "cwd", "stdin", "scope", "session", "on_output", NULL };
+    luaL_checkstack(L, 30, "exec");
+    spec->command = pdk_arg_name(L, 2, "command", PDK_PACK_MAX, &spec->command_len);
+    *output = 0;
+    if (!pdk_check_keys(L, 3, "options", keys))
+        return;
+    if (lua_getfield(L, 3, "on_output") != LUA_TNIL) {
+        if (!lua_isfunction(L, -1))
+            pdk_bad_argument(L, "on_output", "must be a function that takes a stream's name and bytes, not a %s", luaL_typename(L, -1));
+        *output = lua_gettop(L);
+    }
+    spec->timeout = pdk_field_seconds(L, 3, "timeout");
+    spec->cwd = pdk_field_name(L, 3, "cwd", PDK_MAX_PATH);
+    spec->stdin_data = pdk_field_bytes(L, 3, "stdin", PDK_PACK_MAX, &spec->stdin_len);
+    spec->scope = pdk_field_name(L, 3, "scope", PDK_MAX_HOLDER);
+    spec->session = pdk_field_name(L, 3, "session", PDK_MAX_HOLDER);
+    spec->env = read_env(L, 3, pdk_scratch_new(L));
+}
+
+static int submit_exec(lua_State *L, pdk_lbox *b, pdk_call_form form, int callback, int output, const pdk_exec_spec *spec)
+{
+    pdk_error err = PDK_NO_ERROR;
+    pdk_lop *lop = pdk_lop_push(L, b->grip, PDK_LOP_EXEC, form, callback, output);
+    pdk_op_how how = pdk_lop_how(lop, 0);
+    pdk_op *op = pdk_async_exec(b->box, spec, &how, &err);
+    return pdk_lop_end(L, lop, form, op, &err);
+}
+
 /* box:exec(command, options) -> result.                                       stack: +1, raises */
 static int box_exec(lua_State *L)
 {
-    static const char *const keys[] = { "timeout", "env", "cwd", "stdin", "scope", "session", NULL };
     pdk_lbox *b = pdk_check_box(L, 1);
     lua_settop(L, 3);
     running r = { .box = b->box };
-    r.spec.command = pdk_arg_name(L, 2, "command", PDK_PACK_MAX, &r.spec.command_len);
-    if (pdk_check_keys(L, 3, "options", keys)) {
-        luaL_checkstack(L, 20, "exec");
-        r.spec.timeout = pdk_field_seconds(L, 3, "timeout");
-        r.spec.cwd = pdk_field_name(L, 3, "cwd", PDK_MAX_PATH);
-        r.spec.stdin_data = pdk_field_bytes(L, 3, "stdin", PDK_PACK_MAX, &r.spec.stdin_len);
-        r.spec.scope = pdk_field_name(L, 3, "scope", PDK_MAX_HOLDER);
-        r.spec.session = pdk_field_name(L, 3, "session", PDK_MAX_HOLDER);
-        r.spec.env = read_env(L, 3, pdk_scratch_new(L));
-    }
+    int output;
+    read_command(L, &r.spec, &output);
+    pdk_call_form form = pdk_form_here(L, false);
+    if (form != PDK_FORM_BLOCK)
+        return submit_exec(L, b, form, 0, output, &r.spec);
+    pdk_lsink *sink = output != 0 ? pdk_lsink_push(L, b->grip, output) : NULL;
+    r.spec.output = sink != NULL ? &sink->sink : NULL;
     pdk_scratch *scratch = pdk_scratch_new(L);
     r.result = &scratch->result;
-    pdk_job job = { .grip = b->grip, .err = PDK_NO_ERROR, .arg = &r };
+    pdk_ljob job = { .grip = b->grip, .err = PDK_NO_ERROR, .arg = &r };
     pdk_run_blocking(L, &job, exec_job);
-    push_result(L, r.result);
+    if (sink != NULL)
+        pdk_lsink_end(L, sink, r.result);
+    pdk_push_result(L, r.result);
     pdk_scratch_clear(scratch);
     return 1;
+}
+
+/* box:exec_async(command [, options] [, callback]) -> operation.               stack: +1, raises */
+static int box_exec_async(lua_State *L)
+{
+    pdk_lbox *b = pdk_check_box(L, 1);
+    int callback = pdk_take_callback(L, 2, 2), output;
+    pdk_exec_spec spec = { 0 };
+    read_command(L, &spec, &output);
+    return submit_exec(L, b, PDK_FORM_ASYNC, callback, output, &spec);
 }
 
 static const char *text_field(lua_State *L, const char *key, size_t *len)
@@ -175,103 +214,191 @@ typedef struct filing {
 
 static void write_job(void *arg)
 {
-    pdk_job *job = arg;
+    pdk_ljob *job = arg;
     filing *f = job->arg;
     job->rc = pdk_box_write(f->box, f->path, f->path_len, f->data, f->len, f->no_overwrite, &job->err);
 }
 
 static void read_job(void *arg)
 {
-    pdk_job *job = arg;
+    pdk_ljob *job = arg;
     filing *f = job->arg;
     job->rc = pdk_box_read(f->box, f->path, f->path_len, f->out, &f->len, &job->err);
 }
 
 static void list_job(void *arg)
 {
-    pdk_job *job = arg;
+    pdk_ljob *job = arg;
     filing *f = job->arg;
     job->rc = pdk_box_list(f->box, f->path, f->path_len, f->list, &job->err);
 }
 
-/* box:write(path, bytes [, { no_overwrite = true }]).                         stack: +0, raises */
-static int box_write(lua_State *L)
+/* Path at index 2.  stack: raises */
+static filing read_path(lua_State *L, pdk_lbox *b)
 {
-    static const char *const keys[] = { "no_overwrite", NULL };
-    pdk_lbox *b = pdk_check_box(L, 1);
-    lua_settop(L, 4);
     filing f = { .box = b->box };
     f.path = pdk_arg_name(L, 2, "path", PDK_MAX_PATH, &f.path_len);
+    return f;
+}
+
+/* Bytes at index 3, options at 4.  stack: raises */
+static double read_writing(lua_State *L, filing *f)
+{
+    static const char *const keys[] = { "no_overwrite", "timeout", NULL };
     if (lua_type(L, 3) != LUA_TSTRING)
-        return pdk_bad_argument(L, "bytes", "must be a string, not a %s", luaL_typename(L, 3));
-    f.data = lua_tolstring(L, 3, &f.len);
-    if (pdk_check_keys(L, 4, "options", keys))
-        f.no_overwrite = pdk_field_bool(L, 4, "no_overwrite", false);
-    pdk_job job = { .grip = b->grip, .err = PDK_NO_ERROR, .arg = &f };
+        pdk_bad_argument(L, "bytes", "must be a string, not a %s", luaL_typename(L, 3));
+    f->data = lua_tolstring(L, 3, &f->len);
+    if (!pdk_check_keys(L, 4, "options", keys))
+        return 0;
+    f->no_overwrite = pdk_field_bool(L, 4, "no_overwrite", false);
+    return pdk_field_seconds(L, 4, "timeout");
+}
+
+static int submit_write(lua_State *L, pdk_lbox *b, pdk_call_form form, int callback, const filing *f, double timeout)
+{
+    pdk_error err = PDK_NO_ERROR;
+    pdk_lop *lop = pdk_lop_push(L, b->grip, PDK_LOP_NOTHING, form, callback, 0);
+    pdk_op_how how = pdk_lop_how(lop, timeout);
+    pdk_op *op = pdk_async_write(b->box, f->path, f->path_len, f->data, f->len, f->no_overwrite, &how, &err);
+    return pdk_lop_end(L, lop, form, op, &err);
+}
+
+/* box:write(path, bytes [, { no_overwrite = true, timeout = }]).              stack: +0, raises */
+static int box_write(lua_State *L)
+{
+    pdk_lbox *b = pdk_check_box(L, 1);
+    lua_settop(L, 4);
+    filing f = read_path(L, b);
+    double timeout = read_writing(L, &f);
+    pdk_call_form form = pdk_form_here(L, false);
+    if (form != PDK_FORM_BLOCK || timeout > 0)
+        return submit_write(L, b, form, 0, &f, timeout);
+    pdk_ljob job = { .grip = b->grip, .err = PDK_NO_ERROR, .arg = &f };
     pdk_run_blocking(L, &job, write_job);
     return 0;
 }
 
-/* box:read(path) -> bytes.                                                    stack: +1, raises */
+/* box:write_async(path, bytes [, options] [, callback]) -> operation.          stack: +1, raises */
+static int box_write_async(lua_State *L)
+{
+    pdk_lbox *b = pdk_check_box(L, 1);
+    int callback = pdk_take_callback(L, 2, 3);
+    filing f = read_path(L, b);
+    double timeout = read_writing(L, &f);
+    return submit_write(L, b, PDK_FORM_ASYNC, callback, &f, timeout);
+}
+
+typedef pdk_op *(*submit_path)(pdk_box *box, const char *path, size_t path_len, const pdk_op_how *how, pdk_error *err);
+
+/* A read or a list: path at index 2, options at 3.  stack: raises */
+static int submit_filing(lua_State *L, pdk_lbox *b, pdk_call_form form, int callback, pdk_lop_type type, submit_path fn)
+{
+    pdk_error err = PDK_NO_ERROR;
+    filing f = read_path(L, b);
+    double timeout = pdk_arg_timeout(L, 3);
+    pdk_lop *lop = pdk_lop_push(L, b->grip, type, form, callback, 0);
+    pdk_op_how how = pdk_lop_how(lop, timeout);
+    pdk_op *op = fn(b->box, f.path, f.path_len, &how, &err);
+    return pdk_lop_end(L, lop, form, op, &err);
+}
+
+/* box:read(path [, { timeout = }]) -> bytes.                                  stack: +1, raises */
 static int box_read(lua_State *L)
 {
     pdk_lbox *b = pdk_check_box(L, 1);
-    filing f = { .box = b->box };
-    f.path = pdk_arg_name(L, 2, "path", PDK_MAX_PATH, &f.path_len);
+    lua_settop(L, 3);
+    pdk_call_form form = pdk_form_here(L, false);
+    if (form != PDK_FORM_BLOCK || !lua_isnil(L, 3))
+        return submit_filing(L, b, form, 0, PDK_LOP_READ, pdk_async_read);
+    filing f = read_path(L, b);
     pdk_scratch *scratch = pdk_scratch_new(L);
     f.out = &scratch->bytes;
-    pdk_job job = { .grip = b->grip, .err = PDK_NO_ERROR, .arg = &f };
+    pdk_ljob job = { .grip = b->grip, .err = PDK_NO_ERROR, .arg = &f };
     pdk_run_blocking(L, &job, read_job);
     lua_pushlstring(L, scratch->bytes, f.len);
     pdk_scratch_clear(scratch);
     return 1;
 }
 
-/* box:list(path) -> list of { name, path, is_directory, size, modified_time, mode }.   stack: +1, raises */
+/* box:read_async(path [, { timeout = }] [, callback]) -> operation.            stack: +1, raises */
+static int box_read_async(lua_State *L)
+{
+    pdk_lbox *b = pdk_check_box(L, 1);
+    int callback = pdk_take_callback(L, 2, 2);
+    return submit_filing(L, b, PDK_FORM_ASYNC, callback, PDK_LOP_READ, pdk_async_read);
+}
+
+/* box:list(path [, { timeout = }]) -> list of { name, path, is_directory, size, modified_time, mode }.   stack: +1, raises */
 static int box_list(lua_State *L)
 {
     pdk_lbox *b = pdk_check_box(L, 1);
-    filing f = { .box = b->box };
-    f.path = pdk_arg_name(L, 2, "path", PDK_MAX_PATH, &f.path_len);
+    lua_settop(L, 3);
+    pdk_call_form form = pdk_form_here(L, false);
+    if (form != PDK_FORM_BLOCK || !lua_isnil(L, 3))
+        return submit_filing(L, b, form, 0, PDK_LOP_LIST, pdk_async_list);
+    filing f = read_path(L, b);
     pdk_scratch *scratch = pdk_scratch_new(L);
     f.list = &scratch->pack;
-    pdk_job job = { .grip = b->grip, .err = PDK_NO_ERROR, .arg = &f };
+    pdk_ljob job = { .grip = b->grip, .err = PDK_NO_ERROR, .arg = &f };
     pdk_run_blocking(L, &job, list_job);
     return pdk_push_answer(L, scratch);
+}
+
+/* box:list_async(path [, { timeout = }] [, callback]) -> operation.            stack: +1, raises */
+static int box_list_async(lua_State *L)
+{
+    pdk_lbox *b = pdk_check_box(L, 1);
+    int callback = pdk_take_callback(L, 2, 2);
+    return submit_filing(L, b, PDK_FORM_ASYNC, callback, PDK_LOP_LIST, pdk_async_list);
 }
 
 /* ---- giving it back ------------------------------------------------------------------------------------- */
 
 static void release_job(void *arg)
 {
-    pdk_job *job = arg;
+    pdk_ljob *job = arg;
     job->rc = pdk_release(job->arg, &job->err);
 }
 
-/* box:release(); twice does nothing more.                                     stack: +0, raises */
+static int submit_release(lua_State *L, pdk_lbox *b, pdk_call_form form, int callback)
+{
+    pdk_error err = PDK_NO_ERROR;
+    double timeout = pdk_arg_timeout(L, 2);
+    pdk_lop *lop = pdk_lop_push(L, b->grip, PDK_LOP_RELEASE, form, callback, 0);
+    pdk_op_how how = pdk_lop_how(lop, timeout);
+    pdk_op *op = pdk_async_release(b->box, &how, &err);
+    return pdk_lop_end(L, lop, form, op, &err);
+}
+
+/* box:release([{ timeout = }]); twice does nothing more.                      stack: +0, raises */
 static int box_release(lua_State *L)
 {
     pdk_lbox *b = pdk_check_box(L, 1);
-    lua_settop(L, 1);
+    lua_settop(L, 2);
     if (b->released)
         return 0;
-    pdk_job job = { .grip = b->grip, .err = PDK_NO_ERROR, .arg = b->box };
+    pdk_call_form form = pdk_form_here(L, false);
+    if (form != PDK_FORM_BLOCK || !lua_isnil(L, 2))
+        return submit_release(L, b, form, 0);
+    pdk_ljob job = { .grip = b->grip, .err = PDK_NO_ERROR, .arg = b->box };
     pdk_run_blocking(L, &job, release_job);
     b->released = true;
     return 0;
 }
 
-/* __close: as release, but a runtime that is gone has released it already, and inside a callback the finalizer does it
- * later.                                                                      stack: +0, raises */
-static int box_close(lua_State *L)
+/* box:release_async([{ timeout = }] [, callback]) -> operation.                stack: +1, raises */
+static int box_release_async(lua_State *L)
 {
-    pdk_lbox **at = luaL_checkudata(L, 1, PDK_BOX_TYPE);
-    lua_settop(L, 1);
-    if (*at == NULL || (*at)->released || pdk_grip_forked((*at)->grip) || pdk_inside_callback())
-        return 0;
-    lua_pushcfunction(L, box_release);
-    lua_pushvalue(L, 1);
-    if (lua_pcall(L, 1, 0, 0) == LUA_OK)
+    pdk_lbox *b = pdk_check_box(L, 1);
+    int callback = pdk_take_callback(L, 2, 1);
+    return submit_release(L, b, PDK_FORM_ASYNC, callback);
+}
+
+/* What a release by __close has come to: one whose runtime is gone was released with it.  stack: raises */
+static int close_ends(lua_State *L, int status, lua_KContext ctx)
+{
+    (void)ctx;
+    if (status == LUA_OK || status == LUA_YIELD)
         return 0;
     if (lua_istable(L, -1)) {
         lua_getfield(L, -1, "kind");
@@ -281,6 +408,26 @@ static int box_close(lua_State *L)
         lua_pop(L, 1);
     }
     return lua_error(L);
+}
+
+/* __close: as release, but a runtime that is gone has released it already. Where nothing may wait it is handed to who frees boxes
+ * behind finalizers: inside a callback, and when a task ends in a way that cannot yield (its coroutine is closed from outside).
+ * stack: +0, raises */
+static int box_close(lua_State *L)
+{
+    pdk_lbox **at = luaL_checkudata(L, 1, PDK_BOX_TYPE);
+    lua_settop(L, 1);
+    if (*at == NULL || (*at)->released || pdk_grip_forked((*at)->grip))
+        return 0;
+    if (pdk_inside_callback() || (pdk_task_is(L) && !lua_isyieldable(L))) {
+        pdk_lbox *b = *at;
+        *at = NULL;
+        pdk_lbox_forget(b);
+        return 0;
+    }
+    lua_pushcfunction(L, box_release);
+    lua_pushvalue(L, 1);
+    return close_ends(L, lua_pcallk(L, 1, 0, 0, 0, close_ends), 0);
 }
 
 static int box_gc(lua_State *L)
@@ -332,8 +479,17 @@ static int box_index(lua_State *L)
 void pdk_bind_box(lua_State *L)
 {
     static const luaL_Reg methods[] = {
-        { "exec", box_exec }, { "write", box_write },     { "read", box_read },
-        { "list", box_list }, { "release", box_release }, { NULL, NULL },
+        { "exec", box_exec },
+        { "write", box_write },
+        { "read", box_read },
+        { "list", box_list },
+        { "release", box_release },
+        { "exec_async", box_exec_async },
+        { "write_async", box_write_async },
+        { "read_async", box_read_async },
+        { "list_async", box_list_async },
+        { "release_async", box_release_async },
+        { NULL, NULL },
     };
     static const luaL_Reg meta[] = {
         { "__gc", box_gc }, { "__close", box_close }, { "__tostring", box_tostring }, { NULL, NULL },

@@ -2,7 +2,7 @@
  *
  * Each method of one step is a job: a function of runtime.h with its arguments in a struct on the method's own stack.
  * What only reads memory is called at once, also inside a backend's function. */
-#include "bind.h"
+#include "bind_op.h"
 #include "open.h"
 
 #include <math.h>
@@ -18,7 +18,7 @@ typedef struct opening {
 
 static void open_job(void *arg)
 {
-    pdk_job *job = arg;
+    pdk_ljob *job = arg;
     opening *o = job->arg;
     o->rt = pdk_runtime_open(&o->spec, &job->err);
     job->rc = o->rt != NULL ? 0 : -1;
@@ -27,11 +27,13 @@ static void open_job(void *arg)
 /* Makes the userdata with its empty grip.  stack: +1, raises */
 static pdk_grip *push_runtime(lua_State *L)
 {
-    pdk_lruntime *rt = lua_newuserdatauv(L, sizeof *rt, 2);
+    pdk_lruntime *rt = lua_newuserdatauv(L, sizeof *rt, 3);
     rt->grip = NULL;
     luaL_setmetatable(L, PDK_RUNTIME_TYPE);
     lua_newtable(L);
     lua_setiuservalue(L, -2, 1);
+    lua_newtable(L);
+    lua_setiuservalue(L, -2, 3);
     rt->grip = pdk_grip_new(pdk_keeper_of(L));
     if (rt->grip == NULL)
         luaL_error(L, "not enough memory");
@@ -96,7 +98,7 @@ int pdk_bind_open(lua_State *L)
     luaL_checkstack(L, 8, "paddock.open");
     opening o = { .spec = { .script = g->script, .options = pdk_view_of(&scratch->pack),
                             .log_sink = logs ? pdk_events_sink_log : NULL, .log_ctx = g->events } };
-    pdk_job job = { .grip = g, .err = PDK_NO_ERROR, .arg = &o };
+    pdk_ljob job = { .grip = g, .err = PDK_NO_ERROR, .arg = &o };
     /* From here to the open nothing may raise: the tables belong to nobody yet. */
     if (!take_table(L, 3, g, "backend", &o.spec.backend) || !take_table(L, 4, g, "ownership", &o.spec.ownership) ||
         !take_table(L, 5, g, "journal", &o.spec.journal)) {
@@ -148,7 +150,7 @@ typedef struct acquiring {
 
 static void acquire_job(void *arg)
 {
-    pdk_job *job = arg;
+    pdk_ljob *job = arg;
     acquiring *a = job->arg;
     job->rc = pdk_runtime_acquire(job->grip->rt, &a->spec, &a->box->box, &job->err);
 }
@@ -165,30 +167,56 @@ static void read_holder(lua_State *L, int index, pdk_acquire_spec *spec)
     spec->holder = pdk_field_name(L, index, "holder", PDK_MAX_HOLDER);
 }
 
+static void read_request(lua_State *L, pdk_acquire_spec *spec)
+{
+    static const char *const keys[] = { "user", "thread", "holder", "requirements", "timeout", NULL };
+    if (!pdk_check_keys(L, 2, "request", keys))
+        return;
+    pdk_identity who = pdk_arg_identity(L, 2);
+    *spec = (pdk_acquire_spec){ .user = who.user, .user_len = who.user_len, .thread = who.thread, .thread_len = who.thread_len };
+    read_holder(L, 2, spec);
+    spec->timeout = pdk_field_seconds(L, 2, "timeout");
+    if (lua_getfield(L, 2, "requirements") != LUA_TNIL) {
+        pdk_scratch *scratch = pdk_scratch_new(L);
+        spec->requirements = pdk_field_plain(L, 2, "requirements", &scratch->pack);
+    }
+}
+
+static int submit_acquire(lua_State *L, pdk_grip *g, pdk_call_form form, int callback, const pdk_acquire_spec *spec)
+{
+    pdk_error err = PDK_NO_ERROR;
+    pdk_lop *lop = pdk_lop_push(L, g, PDK_LOP_ACQUIRE, form, callback, 0);
+    pdk_op_how how = pdk_lop_how(lop, spec->timeout);
+    pdk_op *op = pdk_async_acquire(g->rt, spec, NULL, &how, &err);
+    return pdk_lop_end(L, lop, form, op, &err);
+}
+
 /* rt:acquire(request) -> box.                                                 stack: +1, raises */
 static int rt_acquire(lua_State *L)
 {
-    static const char *const keys[] = { "user", "thread", "holder", "requirements", "timeout", NULL };
     pdk_grip *g = pdk_check_runtime(L, 1);
     acquiring a = { 0 };
     lua_settop(L, 2);
-    if (pdk_check_keys(L, 2, "request", keys)) {
-        pdk_identity who = pdk_arg_identity(L, 2);
-        a.spec = (pdk_acquire_spec){ .user = who.user, .user_len = who.user_len, .thread = who.thread,
-                                     .thread_len = who.thread_len };
-        read_holder(L, 2, &a.spec);
-        a.spec.timeout = pdk_field_seconds(L, 2, "timeout");
-        if (lua_getfield(L, 2, "requirements") != LUA_TNIL) {
-            pdk_scratch *scratch = pdk_scratch_new(L);
-            a.spec.requirements = pdk_field_plain(L, 2, "requirements", &scratch->pack);
-        }
-    }
+    read_request(L, &a.spec);
+    pdk_call_form form = pdk_form_here(L, false);
+    if (form != PDK_FORM_BLOCK)
+        return submit_acquire(L, g, form, 0, &a.spec);
     a.box = pdk_lbox_push(L, g, 1);
-    pdk_job job = { .grip = g, .err = PDK_NO_ERROR, .arg = &a };
+    pdk_ljob job = { .grip = g, .err = PDK_NO_ERROR, .arg = &a };
     int at = lua_gettop(L);
     pdk_run_blocking(L, &job, acquire_job);
     lua_pushvalue(L, at);
     return 1;
+}
+
+/* rt:acquire_async(request [, callback]) -> operation.                        stack: +1, raises */
+static int rt_acquire_async(lua_State *L)
+{
+    pdk_grip *g = pdk_check_runtime(L, 1);
+    pdk_acquire_spec spec = { 0 };
+    int callback = pdk_take_callback(L, 2, 1);
+    read_request(L, &spec);
+    return submit_acquire(L, g, PDK_FORM_ASYNC, callback, &spec);
 }
 
 /* rt:get(id [, { user =, thread = }]) -> box or nil; memory only.             stack: +1, raises */
@@ -203,7 +231,7 @@ static int rt_get(lua_State *L)
     if (scoped)
         who = pdk_arg_identity(L, 3);
     pdk_lbox *box = pdk_lbox_push(L, g, 1);
-    pdk_job job = { .grip = g, .err = PDK_NO_ERROR };
+    pdk_ljob job = { .grip = g, .err = PDK_NO_ERROR };
     job.rc = pdk_runtime_get(g->rt, id, scoped ? &who : NULL, &box->box, &job.err);
     pdk_check_rc(L, &job);
     if (box->box == NULL)
@@ -226,7 +254,7 @@ static int rt_retain(lua_State *L)
     pdk_identity who = pdk_arg_identity(L, 3);
     bool scoped = who.user != NULL || who.thread != NULL;
     bool last = pdk_field_bool(L, 3, "release_on_last", true);
-    pdk_job job = { .grip = g, .err = PDK_NO_ERROR };
+    pdk_ljob job = { .grip = g, .err = PDK_NO_ERROR };
     job.rc = pdk_runtime_retain(g->rt, id, holder, scoped ? &who : NULL, last, &job.err);
     pdk_check_rc(L, &job);
     return 0;
@@ -238,7 +266,7 @@ static int rt_binding(lua_State *L)
     pdk_grip *g = pdk_check_runtime(L, 1);
     const char *holder = pdk_arg_name(L, 2, "holder", PDK_MAX_HOLDER, NULL);
     char id[64] = "";
-    pdk_job job = { .grip = g, .err = PDK_NO_ERROR };
+    pdk_ljob job = { .grip = g, .err = PDK_NO_ERROR };
     job.rc = pdk_runtime_binding(g->rt, holder, id, &job.err);
     pdk_check_rc(L, &job);
     if (job.rc == 1)
@@ -255,13 +283,13 @@ typedef struct named { /* a function of runtime.h that takes a name */
 
 static void named_job(void *arg)
 {
-    pdk_job *job = arg;
+    pdk_ljob *job = arg;
     named *n = job->arg;
     job->rc = n->fn(job->grip->rt, n->name, &job->err);
 }
 
 static void run_named(lua_State *L, const char *what, int (*fn)(pdk_runtime *rt, const char *name, pdk_error *err),
-                      pdk_job *job)
+                      pdk_ljob *job)
 {
     job->grip = pdk_check_runtime(L, 1);
     job->err = PDK_NO_ERROR;
@@ -270,18 +298,41 @@ static void run_named(lua_State *L, const char *what, int (*fn)(pdk_runtime *rt,
     pdk_run_blocking(L, job, named_job);
 }
 
-/* rt:release(holder); an unknown one does nothing.                            stack: +0, raises */
+static int submit_release(lua_State *L, pdk_call_form form, int callback)
+{
+    pdk_error err = PDK_NO_ERROR;
+    pdk_grip *g = pdk_check_runtime(L, 1);
+    const char *holder = pdk_arg_name(L, 2, "holder", PDK_MAX_HOLDER, NULL);
+    pdk_op_how how = { .timeout = pdk_arg_timeout(L, 3) };
+    pdk_lop *lop = pdk_lop_push(L, g, PDK_LOP_RELEASE, form, callback, 0);
+    how = pdk_lop_how(lop, how.timeout);
+    pdk_op *op = pdk_async_release_holder(g->rt, holder, &how, &err);
+    return pdk_lop_end(L, lop, form, op, &err);
+}
+
+/* rt:release(holder [, { timeout = }]); an unknown one does nothing.         stack: +0, raises */
 static int rt_release(lua_State *L)
 {
-    pdk_job job;
+    lua_settop(L, 3);
+    pdk_call_form form = pdk_form_here(L, false);
+    if (form != PDK_FORM_BLOCK || !lua_isnil(L, 3))
+        return submit_release(L, form, 0);
+    pdk_ljob job;
     run_named(L, "holder", pdk_runtime_release, &job);
     return 0;
+}
+
+/* rt:release_async(holder [, { timeout = }] [, callback]) -> operation.       stack: +1, raises */
+static int rt_release_async(lua_State *L)
+{
+    int callback = pdk_take_callback(L, 2, 2);
+    return submit_release(L, PDK_FORM_ASYNC, callback);
 }
 
 /* rt:park(id); does nothing while it is held.                                 stack: +0, raises */
 static int rt_park(lua_State *L)
 {
-    pdk_job job;
+    pdk_ljob job;
     run_named(L, "id", pdk_runtime_park, &job);
     return 0;
 }
@@ -289,7 +340,7 @@ static int rt_park(lua_State *L)
 /* What destroy and retire answer.                                             stack: +1 or +3, raises */
 static int done_or_not(lua_State *L, int (*fn)(pdk_runtime *rt, const char *name, pdk_error *err))
 {
-    pdk_job job;
+    pdk_ljob job;
     run_named(L, "id", fn, &job);
     lua_pushboolean(L, job.rc == 1);
     if (job.rc == 1)
@@ -300,10 +351,34 @@ static int done_or_not(lua_State *L, int (*fn)(pdk_runtime *rt, const char *name
     return 3;
 }
 
-/* rt:destroy(id) -> true, or false, "deferred" or "replaced", and what stands in the way.   stack: +1 or +3, raises */
+static int submit_destroy(lua_State *L, pdk_call_form form, int callback)
+{
+    pdk_error err = PDK_NO_ERROR;
+    pdk_grip *g = pdk_check_runtime(L, 1);
+    const char *id = pdk_arg_name(L, 2, "id", PDK_MAX_HOLDER, NULL);
+    double timeout = pdk_arg_timeout(L, 3);
+    pdk_lop *lop = pdk_lop_push(L, g, PDK_LOP_DESTROY, form, callback, 0);
+    pdk_op_how how = pdk_lop_how(lop, timeout);
+    pdk_op *op = pdk_async_destroy(g->rt, id, &how, &err);
+    return pdk_lop_end(L, lop, form, op, &err);
+}
+
+/* rt:destroy(id [, { timeout = }]) -> true, or false, "deferred" or "replaced", and what stands in the way.
+ * stack: +1 or +3, raises */
 static int rt_destroy(lua_State *L)
 {
-    return done_or_not(L, pdk_runtime_destroy);
+    lua_settop(L, 3);
+    pdk_call_form form = pdk_form_here(L, false);
+    if (form == PDK_FORM_BLOCK && lua_isnil(L, 3))
+        return done_or_not(L, pdk_runtime_destroy);
+    return submit_destroy(L, form, 0);
+}
+
+/* rt:destroy_async(id [, { timeout = }] [, callback]) -> operation.            stack: +1, raises */
+static int rt_destroy_async(lua_State *L)
+{
+    int callback = pdk_take_callback(L, 2, 2);
+    return submit_destroy(L, PDK_FORM_ASYNC, callback);
 }
 
 /* rt:retire(id) -> true, or as destroy.                                        stack: +1 or +3, raises */
@@ -321,14 +396,14 @@ typedef struct asking { /* a function of runtime.h that asks a store and packs t
 
 static void ask_job(void *arg)
 {
-    pdk_job *job = arg;
+    pdk_ljob *job = arg;
     asking *a = job->arg;
     job->rc = a->of != NULL ? a->of(job->grip->rt, a->id, a->out, &job->err) : a->all(job->grip->rt, a->out, &job->err);
 }
 
 static int ask_store(lua_State *L, asking a)
 {
-    pdk_job job = { .grip = pdk_check_runtime(L, 1), .err = PDK_NO_ERROR, .arg = &a };
+    pdk_ljob job = { .grip = pdk_check_runtime(L, 1), .err = PDK_NO_ERROR, .arg = &a };
     pdk_scratch *scratch = pdk_scratch_new(L);
     a.out = &scratch->pack;
     pdk_run_blocking(L, &job, ask_job);
@@ -352,14 +427,14 @@ static int rt_quarantine(lua_State *L)
 
 static void plain_job(void *arg)
 {
-    pdk_job *job = arg;
+    pdk_ljob *job = arg;
     int (**fn)(pdk_runtime *, pdk_error *) = job->arg;
     job->rc = (*fn)(job->grip->rt, &job->err);
 }
 
 static int run_plain(lua_State *L, int (*fn)(pdk_runtime *, pdk_error *))
 {
-    pdk_job job = { .grip = pdk_check_runtime(L, 1), .err = PDK_NO_ERROR, .arg = &fn };
+    pdk_ljob job = { .grip = pdk_check_runtime(L, 1), .err = PDK_NO_ERROR, .arg = &fn };
     pdk_run_blocking(L, &job, plain_job);
     return 0;
 }
@@ -379,26 +454,62 @@ static int rt_reload(lua_State *L)
     return run_plain(L, pdk_runtime_reload);
 }
 
-/* Ends the userdata's part in the runtime, which is freed here unless boxes or calls still refer to it. */
-static void free_here(lua_State *L)
+enum { MOST_CALLBACKS = 4096 }; /* callbacks that submit more must not keep this going */
+
+/* stack: balanced, never raises */
+static int run_callbacks(lua_State *L, pdk_grip *g)
 {
-    pdk_lruntime *rt = lua_touserdata(L, 1);
+    if (g->host == NULL)
+        return pdk_dispatch(g->rt, MOST_CALLBACKS);
+    pdk_host_enter(g->host, L);
+    int n = pdk_dispatch(g->rt, MOST_CALLBACKS);
+    pdk_host_leave(g->host);
+    return n;
+}
+
+/* Ends the userdata's part in the runtime, which is freed here unless boxes, operations or calls still refer to it. */
+void pdk_shut_down(lua_State *L, int index)
+{
+    pdk_lruntime *rt = lua_touserdata(L, index);
     if (rt->grip == NULL)
         return; /* another thread's shutdown was quicker */
+    run_callbacks(L, rt->grip); /* the last chance to tell of what it has ended */
     pdk_script_block(L);
     let_go(rt, true);
     pdk_script_unblock(L);
 }
 
-/* rt:shutdown(); raises while something could not be stopped, and can be called again.   stack: +0, raises */
+static int submit_shutdown(lua_State *L, pdk_call_form form, int callback)
+{
+    pdk_error err = PDK_NO_ERROR;
+    pdk_grip *g = pdk_check_runtime(L, 1);
+    double timeout = pdk_arg_timeout(L, 2);
+    pdk_lop *lop = pdk_lop_push(L, g, PDK_LOP_SHUTDOWN, form, callback, 0);
+    pdk_op_how how = pdk_lop_how(lop, timeout);
+    pdk_op *op = pdk_async_shutdown(g->rt, &how, &err);
+    return pdk_lop_end(L, lop, form, op, &err);
+}
+
+/* rt:shutdown([{ timeout = }]); raises while something could not be stopped, and can be called again.   stack: +0, raises */
 static int rt_shutdown(lua_State *L)
 {
     pdk_lruntime *rt = luaL_testudata(L, 1, PDK_RUNTIME_TYPE);
     if (rt != NULL && rt->grip == NULL)
         return 0; /* done before */
+    lua_settop(L, 2);
+    pdk_call_form form = pdk_form_here(L, false);
+    if (form != PDK_FORM_BLOCK || !lua_isnil(L, 2))
+        return submit_shutdown(L, form, 0);
     run_plain(L, pdk_runtime_shutdown);
-    free_here(L);
+    pdk_shut_down(L, 1);
     return 0;
+}
+
+/* rt:shutdown_async([{ timeout = }] [, callback]) -> operation.                stack: +1, raises */
+static int rt_shutdown_async(lua_State *L)
+{
+    int callback = pdk_take_callback(L, 2, 1);
+    return submit_shutdown(L, PDK_FORM_ASYNC, callback);
 }
 
 /* rt:reset(): forgets everything without stopping it; the runtime is closed then.        stack: +0, raises */
@@ -407,18 +518,33 @@ static int rt_reset(lua_State *L)
     return run_plain(L, pdk_runtime_reset);
 }
 
-/* rt:dispatch() -> how many calls and events were taken; never waits for I/O.            stack: +1, raises */
+/* rt:dispatch() -> how many calls, callbacks and events were taken; never waits for I/O. Raises what a callback of an operation
+ * has raised, after all of them have run.                                                stack: +1, raises */
 static int rt_dispatch(lua_State *L)
 {
     pdk_grip *g = pdk_check_runtime(L, 1);
     if (pdk_inside_callback()) {
         pdk_error err = PDK_NO_ERROR;
-        pdk_fail(&err, PDK_E_UNSUPPORTED, 0, "dispatch is refused inside a function of a backend or for an event");
+        pdk_fail(&err, PDK_E_UNSUPPORTED, 0, "dispatch is refused inside a function of a backend, for an event or of an operation");
         return pdk_raise(L, &err);
     }
     lua_settop(L, 1);
     int n = g->host != NULL ? pdk_host_pump(g->host, L) : 0;
-    lua_pushinteger(L, n + pdk_deliver(L, g));
+    n += run_callbacks(L, g);
+    n += pdk_deliver(L, g);
+    pdk_raise_failure(L, g);
+    lua_pushinteger(L, n);
+    return 1;
+}
+
+/* rt:fd() -> a descriptor that is readable while dispatch has something to do.           stack: +1, raises */
+static int rt_fd(lua_State *L)
+{
+    pdk_error err = PDK_NO_ERROR;
+    int fd = pdk_grip_fd(pdk_check_runtime(L, 1), &err);
+    if (fd < 0)
+        return pdk_raise(L, &err);
+    lua_pushinteger(L, fd);
     return 1;
 }
 
@@ -433,7 +559,7 @@ static int rt_advance(lua_State *L)
         return pdk_bad_argument(L, "seconds", "must be a finite number, 0 or more");
     if (!isfinite(wall))
         return pdk_bad_argument(L, "wall_seconds", "must be a finite number");
-    pdk_job job = { .grip = g, .err = PDK_NO_ERROR };
+    pdk_ljob job = { .grip = g, .err = PDK_NO_ERROR };
     job.rc = pdk_runtime_advance(g->rt, s, wall, &job.err);
     pdk_check_rc(L, &job);
     return 0;
@@ -444,7 +570,7 @@ static int rt_advance(lua_State *L)
 /* Calls a function that only reads memory and pushes what it packed.  stack: +1, raises */
 static int push_packed(lua_State *L, int (*fn)(pdk_runtime *, pdk_pack *, pdk_error *))
 {
-    pdk_job job = { .grip = pdk_check_runtime(L, 1), .err = PDK_NO_ERROR };
+    pdk_ljob job = { .grip = pdk_check_runtime(L, 1), .err = PDK_NO_ERROR };
     pdk_scratch *scratch = pdk_scratch_new(L);
     job.rc = fn(job.grip->rt, &scratch->pack, &job.err);
     pdk_check_rc(L, &job);
@@ -481,7 +607,7 @@ static int rt_stats(lua_State *L)
 static int rt_inspect(lua_State *L)
 {
     static const char *const keys[] = { "user", "thread", NULL };
-    pdk_job job = { .grip = pdk_check_runtime(L, 1), .err = PDK_NO_ERROR };
+    pdk_ljob job = { .grip = pdk_check_runtime(L, 1), .err = PDK_NO_ERROR };
     lua_settop(L, 2);
     const char *id = NULL;
     pdk_identity who = { 0 };
@@ -504,7 +630,7 @@ typedef struct explaining {
 
 static void explain_job(void *arg)
 {
-    pdk_job *job = arg;
+    pdk_ljob *job = arg;
     explaining *e = job->arg;
     job->rc = pdk_runtime_explain(job->grip->rt, &e->spec, e->out, &job->err);
 }
@@ -523,7 +649,7 @@ static int rt_explain(lua_State *L)
         e.spec.candidate = pdk_field_plain(L, 2, "candidate", &candidate->pack);
         e.spec.trial = pdk_field_bool(L, 2, "trial", false);
     }
-    pdk_job job = { .grip = g, .err = PDK_NO_ERROR, .arg = &e };
+    pdk_ljob job = { .grip = g, .err = PDK_NO_ERROR, .arg = &e };
     pdk_run_blocking(L, &job, explain_job);
     return pdk_push_answer(L, answer);
 }
@@ -543,7 +669,7 @@ static int rt_on(lua_State *L)
     lua_getiuservalue(L, 1, 1);
     lua_pushvalue(L, 2);
     if (!g->listening) {
-        pdk_job job = { .grip = g, .err = PDK_NO_ERROR };
+        pdk_ljob job = { .grip = g, .err = PDK_NO_ERROR };
         job.rc = pdk_runtime_on(g->rt, pdk_events_sink_event, g->events, &job.err);
         pdk_check_rc(L, &job);
         g->listening = true;
@@ -564,7 +690,12 @@ void pdk_bind_runtime(lua_State *L)
         { "reset", rt_reset },         { "shutdown", rt_shutdown }, { "lease", rt_lease },
         { "quarantine", rt_quarantine }, { "retire", rt_retire },   { "sync_skills", pdk_rt_sync_skills },
         { "network_events", pdk_rt_network_events }, { "deny_pending", pdk_rt_deny_pending },
-        { "decide", pdk_rt_decide },   { "discard_holders", pdk_rt_discard_holders }, { NULL, NULL },
+        { "decide", pdk_rt_decide },   { "discard_holders", pdk_rt_discard_holders }, { "fd", rt_fd },
+        { "acquire_async", rt_acquire_async }, { "destroy_async", rt_destroy_async }, { "shutdown_async", rt_shutdown_async },
+        { "release_async", rt_release_async },
+        { "sync_skills_async", pdk_rt_sync_skills_async }, { "network_events_async", pdk_rt_network_events_async },
+        { "deny_pending_async", pdk_rt_deny_pending_async }, { "decide_async", pdk_rt_decide_async },
+        { NULL, NULL },
     };
     static const luaL_Reg meta[] = { { "__gc", rt_gc }, { "__tostring", rt_tostring }, { NULL, NULL } };
     luaL_newmetatable(L, PDK_RUNTIME_TYPE);

@@ -19,6 +19,8 @@ typedef struct pdk_call { /* on the caller's stack; written by one thread at a t
     pdk_error_kind otherwise;
     pdk_error *err;
     int rc;
+    void (*plain)(lua_State *L, void *arg); /* not NULL: this is done instead; must not raise */
+    void *arg;
     /* host.c: */
     int state;               /* the host's lock */
     struct pdk_call *next;   /* the host's lock */
@@ -30,6 +32,10 @@ void pdk_call_perform(lua_State *L, pdk_call *call);
 
 /* Has a host's thread carry the call out; call->rc and call->err say how it went. */
 void pdk_host_call(pdk_host *h, pdk_call *call);
+
+/* Has a host's thread do fn(L, arg): at once when this is that thread inside a paddock call. Waits for it; false = the host is
+ * closed. fn must not raise. */
+bool pdk_host_do(pdk_host *h, void (*fn)(lua_State *L, void *arg), void *arg);
 
 /* While a Lua function of a backend or for an event runs on this thread: pdk_inside_callback is true. */
 void pdk_callback_begin(void);
@@ -49,6 +55,8 @@ pdk_host *pdk_host_retain(pdk_host *h);
 void pdk_host_close(pdk_host *h);
 /* Makes a pump look at `hook` again. Any thread; a pdk_events wake function with the host as ctx. */
 void pdk_host_wake(void *h);
+/* A descriptor that is readable while calls are queued or the hook has something: pdk_host_pump resets it. -1 on error. */
+int pdk_host_fd(pdk_host *h);
 /* Called by pdk_host_run on the host's thread, between queued calls; true when it did something. Must not raise. */
 typedef bool (*pdk_host_hook)(lua_State *L, void *ctx);
 void pdk_host_set_hook(pdk_host *h, pdk_host_hook hook, void *ctx);

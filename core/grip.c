@@ -6,8 +6,10 @@
  * way out when the state's end lets the host unload this library, or end the process. */
 #include "grip.h"
 
+#include <errno.h>
 #include <lauxlib.h>
 #include <stdlib.h>
+#include <sys/epoll.h>
 #include <unistd.h>
 
 enum { MAX_RECORDS = 4096 }; /* events and log lines that wait for a host that does not look */
@@ -154,6 +156,7 @@ pdk_grip *pdk_grip_new(pdk_keeper *k)
     }
     atomic_init(&g->refs, 1);
     g->pid = getpid();
+    g->fd = -1;
     pdk_mutex_init(&g->lock);
     g->keeper = k;
     atomic_fetch_add(&k->refs, 1);
@@ -164,6 +167,25 @@ pdk_grip *pdk_grip_ref(pdk_grip *g)
 {
     atomic_fetch_add(&g->refs, 1);
     return g;
+}
+
+/* An epoll of both: a host's calls and events have a descriptor of their own. */
+int pdk_grip_fd(pdk_grip *g, pdk_error *err)
+{
+    int ops = pdk_fd(g->rt, err);
+    if (ops < 0 || g->host == NULL || g->fd >= 0)
+        return ops < 0 || g->host == NULL ? ops : g->fd;
+    int calls = pdk_host_fd(g->host), both = epoll_create1(EPOLL_CLOEXEC);
+    struct epoll_event event = { .events = EPOLLIN };
+    if (calls < 0 || both < 0 || epoll_ctl(both, EPOLL_CTL_ADD, ops, &event) < 0 ||
+        epoll_ctl(both, EPOLL_CTL_ADD, calls, &event) < 0) {
+        int why = errno;
+        if (both >= 0)
+            close(both);
+        return pdk_fail(err, PDK_E_IO_ERROR, why, "cannot make the descriptor that tells of finished operations");
+    }
+    g->fd = both;
+    return both;
 }
 
 static pdk_lbox *next_garbage(pdk_grip *g)
@@ -192,6 +214,8 @@ static void grip_destroy(pdk_grip *g)
     pdk_grip_sweep(g);
     if (g->rt != NULL)
         pdk_runtime_free(g->rt);
+    if (g->fd >= 0)
+        close(g->fd);
     pdk_host_release(g->host);
     pdk_events_free(g->events);
     if (g->script != NULL)

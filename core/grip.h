@@ -32,6 +32,7 @@ struct pdk_grip {
     bool listening;        /* Lua of its state only: pdk_runtime_on was called */
     uint64_t told_dropped; /* Lua of its state only */
     pid_t pid;             /* fixed */
+    int fd;                /* Lua of its state only: of rt:fd() when it is an epoll of its own; else -1 */
     atomic_int refs;
     atomic_bool delivering;
     atomic_ullong failed_functions; /* event and log functions that raised */
@@ -51,6 +52,8 @@ pdk_grip *pdk_grip_new(pdk_keeper *k); /* NULL = no memory */
 pdk_grip *pdk_grip_ref(pdk_grip *g);
 /* Gives a reference back. The last one queues the freeing; `here` = free it now, on this thread, which may wait. */
 void pdk_grip_unref(pdk_grip *g, bool here);
+/* A descriptor that is readable while rt:dispatch() has something to do; -1 and err. It stays the grip's. */
+int pdk_grip_fd(pdk_grip *g, pdk_error *err);
 /* Frees the boxes whose userdata are gone. May wait. */
 void pdk_grip_sweep(pdk_grip *g);
 /* For a finalizer: queues the box, or frees it where nothing can wait. Gives its reference to the grip back. */

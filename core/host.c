@@ -13,6 +13,7 @@
 
 #include <lauxlib.h>
 #include <stdlib.h>
+#include <sys/eventfd.h>
 #include <unistd.h>
 
 enum { CALL_QUEUED, CALL_RUNNING, CALL_DONE };
@@ -36,6 +37,7 @@ struct pdk_host {
     uint64_t thread;            /* lock; the thread inside a paddock call, 0 = none */
     lua_State *stack[NESTING];  /* lock; of the calls that thread is in */
     int depth;                  /* lock */
+    int fd;                     /* lock; eventfd; -1 = nobody asked for it */
     pdk_host_hook hook;         /* the host's thread only */
     void *hook_ctx;
 };
@@ -72,6 +74,7 @@ pdk_host *pdk_host_new(lua_State *L, bool threads)
     atomic_init(&h->refs, 1);
     h->threads = threads;
     h->pid = getpid();
+    h->fd = -1;
     (void)L; /* the anchor is made when it is first pushed */
     return h;
 }
@@ -91,6 +94,8 @@ void pdk_host_release(pdk_host *h)
         pdk_cond_destroy(&h->done);
         pdk_mutex_destroy(&h->lock);
     }
+    if (h->fd >= 0)
+        close(h->fd);
     free(h->dropped);
     free(h);
 }
@@ -181,12 +186,21 @@ static void collect_dropped(lua_State *L, pdk_host *h)
 
 /* ---- calls --------------------------------------------------------------------------------------------- */
 
+/* For a host that waits for its descriptor. */
+static void signal_fd(pdk_host *h) PDK_REQUIRES(h->lock)
+{
+    static const uint64_t one = 1;
+    if (h->fd >= 0)
+        (void)!write(h->fd, &one, sizeof one); /* full = readable already */
+}
+
 static void enqueue(pdk_host *h, pdk_call *call) PDK_REQUIRES(h->lock)
 {
     call->state = CALL_QUEUED;
     call->next = NULL;
     *(h->tail != NULL ? &h->tail->next : &h->head) = call;
     h->tail = call;
+    signal_fd(h);
     pdk_cond_broadcast(&h->work);
 }
 
@@ -257,6 +271,8 @@ static pdk_error_kind wait_done(pdk_host *h, pdk_call *call, const pdk_limit *li
     return PDK_OK;
 }
 
+static void perform(lua_State *L, pdk_call *call);
+
 void pdk_host_call(pdk_host *h, pdk_call *call)
 {
     if (h->pid != getpid()) {
@@ -279,9 +295,18 @@ void pdk_host_call(pdk_host *h, pdk_call *call)
         }
     }
     if (L != NULL)
-        pdk_call_perform(L, call);
+        perform(L, call);
     else if (refused != PDK_OK)
         refuse(call, refused, queued);
+}
+
+bool pdk_host_do(pdk_host *h, void (*fn)(lua_State *L, void *arg), void *arg)
+{
+    static const pdk_limit unlimited = { .deadline = PDK_NEVER };
+    PDK_AUTO_ERROR err = PDK_NO_ERROR;
+    pdk_call call = { .method = "a callback", .plain = fn, .arg = arg, .limit = &unlimited, .err = &err };
+    pdk_host_call(h, &call);
+    return call.rc == 0;
 }
 
 void pdk_host_close(pdk_host *h)
@@ -316,9 +341,17 @@ void pdk_host_leave(pdk_host *h)
         h->thread = 0;
 }
 
+static void perform(lua_State *L, pdk_call *call)
+{
+    if (call->plain != NULL)
+        call->plain(L, call->arg);
+    else
+        pdk_call_perform(L, call);
+}
+
 static void carry_out(pdk_host *h, lua_State *L, pdk_call *call)
 {
-    pdk_call_perform(L, call);
+    perform(L, call);
     PDK_GUARD(h->lock);
     call->state = CALL_DONE;
     pdk_cond_broadcast(&h->done);
@@ -330,11 +363,29 @@ static pdk_call *next_call(pdk_host *h)
     return dequeue(h);
 }
 
+int pdk_host_fd(pdk_host *h)
+{
+    PDK_GUARD(h->lock);
+    if (h->fd < 0)
+        h->fd = eventfd(h->head != NULL || h->poked ? 1 : 0, EFD_CLOEXEC | EFD_NONBLOCK);
+    return h->fd;
+}
+
+/* Before the queue is looked at, so that what comes meanwhile makes it readable again. */
+static void reset_fd(pdk_host *h)
+{
+    PDK_GUARD(h->lock);
+    uint64_t count;
+    if (h->fd >= 0)
+        (void)!read(h->fd, &count, sizeof count);
+}
+
 int pdk_host_pump(pdk_host *h, lua_State *L)
 {
     if (h->pid != getpid() || pdk_inside_callback())
         return 0;
     int n = 0;
+    reset_fd(h);
     collect_dropped(L, h);
     for (pdk_call *call; (call = next_call(h)) != NULL; n++)
         carry_out(h, L, call);
@@ -346,6 +397,7 @@ void pdk_host_wake(void *host)
     pdk_host *h = host;
     PDK_GUARD(h->lock);
     h->poked = true;
+    signal_fd(h);
     pdk_cond_broadcast(&h->work);
 }
 

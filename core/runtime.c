@@ -641,12 +641,22 @@ void pdk_runtime_free(pdk_runtime *rt)
 
 /* ---- what a host calls now and then ---- */
 
+static bool is_closed(pdk_runtime *rt)
+{
+    PDK_GUARD(rt->lock);
+    return rt->closed;
+}
+
 int pdk_runtime_tick(pdk_runtime *rt, pdk_error *err)
 {
     if (!rt->config.threads && rt->pid == getpid())
         pdk_signals_poll();
-    if (!rt->config.threads && rt->pid == getpid()) /* not as part of this call: a shutdown waits until there are none */
+    if (!rt->config.threads && rt->pid == getpid()) { /* not as part of this call: a shutdown waits until there are none */
+        bool was_open = !is_closed(rt);
         pdk_ops_run(rt->ops);
+        if (was_open && is_closed(rt)) /* what it ran was a shutdown */
+            return 0;
+    }
     PDK_CALL(rt, err, -1);
     pdk_ns now = pdk_clock_now(rt->clock);
     bool renew, reconcile;

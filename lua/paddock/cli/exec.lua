@@ -125,11 +125,17 @@ end
 local function show(ctx, options, box, result, thread)
   if options.json then
     ctx.out(render.json(document(box, result, options.user, thread)))
-    return
+  else -- its output was shown as it came
+    explain_result(ctx, options, result)
   end
-  if result.stdout and result.stdout ~= "" then ctx.out(result.stdout) end
-  if result.stderr and result.stderr ~= "" then ctx.err(result.stderr) end
-  explain_result(ctx, options, result)
+end
+
+--- Where the command's output goes while it runs; nil = nowhere, it is shown at the end.
+local function output_to(ctx, options)
+  if options.json then return nil end
+  return function(stream, bytes)
+    if stream == "stdout" then ctx.out(bytes) else ctx.err(bytes) end
+  end
 end
 
 function M.run(ctx, options, words)
@@ -144,7 +150,7 @@ function M.run(ctx, options, words)
   local _turn <close> = type(id) == "string" and world.sole_user(config, id, args.quoted(options.user .. "/" .. thread)) or nil
   local box = rt:acquire { user = options.user, thread = thread }
   local ok, result = pcall(box.exec, box, M.command_line(words),
-    { timeout = options.timeout, env = env, cwd = options.cwd, stdin = stdin })
+    { timeout = options.timeout, env = env, cwd = options.cwd, stdin = stdin, on_output = output_to(ctx, options) })
   local shown, why = true, nil
   if ok then shown, why = pcall(show, ctx, options, box, result, thread) end
   local left = give_back(ctx, rt, box, options)
