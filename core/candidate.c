@@ -179,6 +179,8 @@ int pdk_acq_complete(acq *a)
     PDK_AUTO_PACK capability = PDK_NO_PACK;
     bool fresh;
     if (pdk_probe(rt, false, &capability, &fresh, a->err) < 0) {
+        if (a->err->kind == PDK_E_CANCELLED || a->err->kind == PDK_E_CLOSED || pdk_now_monotonic() >= pdk_limit_current()->deadline)
+            return -1; /* the caller's own end, and nothing about the deployment */
         pdk_error_become(a->err, PDK_E_UNVERIFIED, "capability", "sandbox %s is not created, as its requirements depend on it", a->id);
         pdk_error_set_id(a->err, a->id);
         return -1;

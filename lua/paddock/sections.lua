@@ -134,6 +134,26 @@ local function driver(out, sandbox, kinds, root)
   return remote
 end
 
+--- A key that would have no effect is refused, as everywhere: what it was meant to do would be missing without a word.
+local function check_effect(sandbox, env, remote)
+  local use = sandbox.use
+  if use ~= nil and not (type(use) == "string" and use:find("AioSandboxProvider$")) then
+    refuse("sandbox.use", "is no provider that paddock stands in for; that is deerflow.community.aio_sandbox:AioSandboxProvider")
+  end
+  if not remote then return end
+  for _, key in ipairs { "image", "port", "container_prefix", "mounts" } do
+    if sandbox[key] ~= nil then
+      refuse("sandbox." .. key, "has no effect with sandbox.provisioner_url: it is about containers of this machine; leave it out")
+    end
+  end
+  for name in pairs(env) do
+    if name ~= "MAX_SHELL_SESSIONS" then
+      refuse("sandbox.environment." .. tostring(name), "has no effect with sandbox.provisioner_url: a request to a provisioner carries no "
+        .. "environment but MAX_SHELL_SESSIONS; leave it out")
+    end
+  end
+end
+
 --- The state directory of the project: what its own variables say, when `policy_options` do not.
 local function places(out, policy_options)
   local base = policy_options.base_dir or os.getenv("DEER_FLOW_HOME")
@@ -161,6 +181,7 @@ function M.translate(given, kinds)
   local env = environment(sandbox.environment)
   local own = sessions(env, kinds, most)
   local remote = driver(out, sandbox, kinds, root)
+  check_effect(sandbox, env, remote)
 
   put(out, "command_timeout", checked(kinds.positive_seconds, "sandbox.bash_command_timeout", sandbox.bash_command_timeout),
     "sandbox.bash_command_timeout")
@@ -168,7 +189,7 @@ function M.translate(given, kinds)
   put(out, "replicas", checked(kinds.count(0, 1000000), "sandbox.replicas", sandbox.replicas), "sandbox.replicas")
   put(out, "thread_data_mounts", checked(kinds.boolean, "sandbox.thread_data_mounts", sandbox.thread_data_mounts),
     "sandbox.thread_data_mounts")
-  if not remote then -- as in that project: of local containers only
+  if not remote then
     put(out, "image", checked(kinds.line, "sandbox.image", sandbox.image), "sandbox.image")
     put(out, "mounts", mounts(sandbox.mounts), "sandbox.mounts")
     env.MAX_SHELL_SESSIONS = nil -- the requirements put it in again, with the number that is asked for

@@ -69,7 +69,7 @@ end
 local function try(what, list, compose, ...)
   local added = {}
   local ok, why = pcall(compose, added, ...)
-  if not ok then return policy.log(what .. " mounts are left out: " .. tostring(why)) end
+  if not ok then return policy.log(what .. " mounts are left out: " .. tostring(why), "warn") end
   for _, mount in ipairs(added) do list[#list + 1] = mount end
 end
 

@@ -23,7 +23,8 @@ end
 return {
   decide = function(ctx)
     local needs, options = ctx.requirements, ctx.requirements.options or {}
-    local least = needs.require and needs.require.capacity and needs.require.capacity.at_least
+    local wanted = needs.require and needs.require.capacity
+    local least = type(wanted) == "table" and wanted.at_least or nil
     local has = ctx.attestation.capacity or image_capacity
     if least and has < least then
       return "replace", "insufficient_capacity", ("room for %d shell sessions, and %d are needed"):format(has, least)
@@ -34,10 +35,11 @@ return {
     end
     -- What an operator or a request requires besides: image, network, and the names in `require`.
     for key, how in pairs(ctx.differs or {}) do
-      if how == "differs" and key ~= "capacity" then return "replace", key:sub(1, 30) .. "_differs", "the sandbox has another " .. key end
+      local judged = key == "capacity" and least
+      if how == "differs" and not judged then return "replace", key:sub(1, 30) .. "_differs", "the sandbox has another " .. key end
     end
     for key in pairs(ctx.differs or {}) do
-      if key ~= "capacity" then
+      if key ~= "capacity" or not least then
         if not ctx.capability then return "probe" end
         return "refuse", "unattested", "nothing says whether the sandbox has " .. key
       end

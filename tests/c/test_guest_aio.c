@@ -503,6 +503,40 @@ static long resident_kb(pid_t pid)
     return kb;
 }
 
+TEST("a detached command is answered at once with its id, and how it ended is told later, also of one that failed at once [B101]")
+{
+    static const struct { const char *command, *status; int exit; } cases[] = {
+        { "true", "completed", 0 },
+        { "exit 7", "completed", 7 },
+        { "no-such-program-here", "completed", 127 },
+        { "sleep 300", "running", 0 },
+        { "exec <&- >&- 2>&-; sleep 300", "running", 0 },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        double before = test_now();
+        answer a = call(g(), "POST", "/v1/bash/exec", json_pack("{s:s, s:b}", "command", cases[i].command, "async_mode", 1));
+        CHECK(test_now() - before < 5); /* a second where nobody else wants the processor */
+        char session_id[100], id[100];
+        snprintf(session_id, sizeof session_id, "%s", text_at(a, "data.session_id"));
+        snprintf(id, sizeof id, "%s", text_at(a, "data.command_id"));
+        CHECK(strcmp(id, "(none)") != 0);
+        done(&a);
+        bool ends = strcmp(cases[i].status, "completed") == 0;
+        a = call(g(), "POST", "/v1/bash/output",
+                 json_pack("{s:s, s:s, s:b, s:f}", "session_id", session_id, "command_id", id, "wait", ends, "wait_timeout", 20.0));
+        for (int tries = 0; ends && strcmp(text_at(a, "data.command.status"), "running") == 0 && tries < 20; tries++) {
+            done(&a); /* its output came first */
+            a = call(g(), "POST", "/v1/bash/output", json_pack("{s:s, s:s, s:b}", "session_id", session_id, "command_id", id, "wait", 1));
+        }
+        CHECK_STR(text_at(a, "data.command.status"), cases[i].status);
+        if (ends)
+            CHECK_INT(int_at(a, "data.command.exit_code"), cases[i].exit);
+        done(&a);
+        a = call(g(), "POST", "/v1/bash/kill", json_pack("{s:s, s:s}", "session_id", session_id, "signal", "SIGKILL"));
+        done(&a);
+    }
+}
+
 TEST("a flood of output is bounded in memory, and both planes say that it was cut [B087]")
 {
     guest own = { 0 };

@@ -525,6 +525,16 @@ describe("a deer-flow", function()
       assert.matches("`sandbox.port` is given twice", refused { sandbox = { port = 1 }, backend_options = { base_port = 2 } }, 1, true)
     end)
 
+    it("refuses what would have no effect, by name [B172]", function()
+      assert.matches("`sandbox.use`", refused { sandbox = { use = "deerflow.community.boxlite:BoxliteProvider" } }, 1, true)
+      assert.is_truthy(normalize { sandbox = { use = "deerflow.community.aio_sandbox:AioSandboxProvider", image = "x" } })
+      for key, value in pairs { image = "x", port = 8080, container_prefix = "x", mounts = {}, environment = { A = "b" } } do
+        local message = refused { sandbox = { provisioner_url = "http://p:1", [key] = value } }
+        assert.matches("`sandbox." .. key, message, 1, true)
+        assert.matches("no effect with sandbox.provisioner_url", message, 1, true)
+      end
+    end)
+
     it("finds the project's directory by its own variables", function()
       local script = ([[
         local c = require "paddock.config"

@@ -41,9 +41,13 @@ describe("the helper hosts", function()
   it("take the most exact entry; of two that are alike, deny", function()
     local decide = decider [[{ allow = { "*.org", "x.y.z.org", "10.0.0.1:80", "[::1]:8080", "a.b" },
       deny = { "*.y.z.org", "q.org:22", "*", "a.b" } }]]
-    for _, case in ipairs { { "a.org", 443, "allow" }, { "org", 443, "deny" }, { "w.y.z.org", 443, "deny" },
-      { "x.y.z.org", 443, "allow" }, { "q.org", 22, "deny" }, { "q.org", 443, "allow" }, { "10.0.0.1", 80, "allow" }, { "10.0.0.1", 81, "deny" },
-      { "::1", 8080, "allow" }, { "[::1]", 8080, "allow" }, { "::1", 80, "deny" }, { "a.b", 443, "deny" }, { "evilorg", 443, "deny" }, { "org.evil", 443, "deny" } } do
+    local cases = {
+      { "a.org", 443, "allow" }, { "org", 443, "deny" }, { "w.y.z.org", 443, "deny" }, { "x.y.z.org", 443, "allow" },
+      { "q.org", 22, "deny" }, { "q.org", 443, "allow" }, { "10.0.0.1", 80, "allow" }, { "10.0.0.1", 81, "deny" },
+      { "::1", 8080, "allow" }, { "[::1]", 8080, "allow" }, { "::1", 80, "deny" }, { "a.b", 443, "deny" },
+      { "evilorg", 443, "deny" }, { "org.evil", 443, "deny" },
+    }
+    for _, case in ipairs(cases) do
       assert.equal(case[3], decide(case[1], case[2]), case[1] .. ":" .. case[2])
     end
   end)

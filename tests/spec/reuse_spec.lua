@@ -126,6 +126,18 @@ describe("reuse", function()
     assert.same({ "replacement_deferred", "incompatible" }, { err.kind, err.reason })   -- it is held
   end)
 
+  it("an exact number is compared as any other name, and other names too [I2]", function()
+    local rt = open()
+    prepare(rt, "warm", { capacity = 12, gpu = "a100" })
+    local function turn(require) return rt:acquire(alice { require = require }) end
+    turn({ capacity = 12, gpu = "a100" }):release()
+    assert.equal(0, world:count "destroy")
+    assert.equal("unverified", support.caught(turn, { tpu = "v5" }).kind)      -- nobody says anything about it
+    assert.equal(0, world:count "destroy")
+    world.attested = { capacity = 13 }
+    assert.equal("created", turn({ capacity = 13 }).source)
+  end)
+
   -- ---- broker mode ---------------------------------------------------------------------------------------
 
   each_mode("attested while the deployment cannot be asked: its own attestation decides [I3]", function(source, mode)
