@@ -300,34 +300,36 @@ describe("a registration that fails", function()
       world.on["lease.take"] = function(next, ...) world.flag = true return next(...) end
     end, source = true },
   } do
-    it("after ownership of a discovered one: " .. name .. " [E12]", function()
-      local world = support.world()
-      local folder = support.tmpdir()
-      local policies
-      if case.source then
-        support.write_file(folder .. "/reuse.lua", [[
-          local n = 0
-          return { decide = function(ctx)
-            if ctx.source == "discovered" then n = n + 1 if n == 2 then error("broken") end end
-            return "reuse" end }]])
-        policies = folder
-      end
-      local rt = world:open { ownership = world.ownership, journal = world.journal, policies = policies }
-      local other = rt:acquire { user = "other", thread = "t" }
-      local id = rt:explain(ALICE).id
-      local c = world:add(id)
-      local destroys = world:count "destroy"
-      case.arrange(world)
-      local err = support.caught(rt.acquire, rt, ALICE)
-      assert.equal(case.kind, err.kind)
-      assert.equal(destroys, world:count "destroy")
-      assert.equal(1, world:count "create")
-      assert.is_nil(rt:inspect(id))
-      assert.equal(0, world:open_clients(id))
-      assert.equal("ok\n", other:exec("echo ok").stdout)
-      c.running = false
-      world:assert_quiet()
-    end)
+    for _, way in ipairs(support.WAYS) do
+      it(("after ownership of a discovered one: %s, %s [E12]"):format(name, way.name), function()
+        local world = support.world()
+        local folder = support.tmpdir()
+        local policies
+        if case.source then
+          support.write_file(folder .. "/reuse.lua", [[
+            local n = 0
+            return { decide = function(ctx)
+              if ctx.source == "discovered" then n = n + 1 if n == 2 then error("broken") end end
+              return "reuse" end }]])
+          policies = folder
+        end
+        local rt = world:open { ownership = world.ownership, journal = world.journal, policies = policies }
+        local other = rt:acquire { user = "other", thread = "t" }
+        local id = rt:explain(ALICE).id
+        local c = world:add(id)
+        local destroys = world:count "destroy"
+        case.arrange(world)
+        local err = support.caught(way.acquire, rt, ALICE)
+        assert.equal(case.kind, err.kind)
+        assert.equal(destroys, world:count "destroy")
+        assert.equal(1, world:count "create")
+        assert.is_nil(rt:inspect(id))
+        assert.equal(0, world:open_clients(id))
+        assert.equal("ok\n", other:exec("echo ok").stdout)
+        c.running = false
+        world:assert_quiet()
+      end)
+    end
   end
 
   for name, case in pairs {
@@ -335,8 +337,9 @@ describe("a registration that fails", function()
     ["decision replace"] = { kind = "replacement_deferred", reason = "incompatible" },
     ["probe unknown"] = { kind = "unverified", reason = "capability" },
   } do
-    for _, peer in ipairs { false, true } do
-      it(("of a created one: %s, %s [E15]"):format(name, peer and "peer-owned" or "unowned"), function()
+    for i = 1, 4 do
+      local peer, way = i > 2, support.WAYS[i % 2 + 1]
+      it(("of a created one: %s, %s, %s [E15]"):format(name, peer and "peer-owned" or "unowned", way.name), function()
         local world = support.world()
         local policies
         if case.reason then
@@ -350,7 +353,7 @@ describe("a registration that fails", function()
           if peer then world.leases[info.sandbox_id] = { owner = "peer", state = "own", token = 9 } end
           return true
         end
-        local err = support.caught(rt.acquire, rt, ALICE)
+        local err = support.caught(way.acquire, rt, ALICE)
         assert.equal(case.kind, err.kind)
         assert.equal(case.reason, err.reason)
         assert.equal(peer and 0 or 1, world:count "destroy")

@@ -151,13 +151,14 @@ describe("reuse", function()
   end)
 
   each_mode("unattested is refused, whatever the deployment wants, and nobody is asked [I4]", function(source, mode)
-    for _, down in ipairs(BOTH) do
+    for i, down in ipairs { true, false, true, false } do
+      local way = support.WAYS[i > 2 and 1 or 2]
       local rt = open()
       can = { lark_cli_broker_image = mode }
       local id = prepare(rt, source, {})
       if down then can = nil end
       local destroys, creates = counts()
-      local err = support.caught(rt.acquire, rt, lark())
+      local err = support.caught(way.acquire, rt, lark())
       assert.same({ "unverified", "broker_mode" }, { err.kind, err.reason })
       assert.same({ destroys, creates, 0 }, { counts() })
       local known = rt:inspect(id)
@@ -322,14 +323,16 @@ describe("reuse", function()
     assert.equal(0, world:count "probe")
   end)
 
-  it("unknown at creation: nothing is created on a guess [I10]", function()
-    can = nil
-    local rt = open()
-    local err = support.caught(rt.acquire, rt, lark())
-    assert.same({ "unverified", "capability" }, { err.kind, err.reason })
-    assert.equal(0, world:count "create")
-    assert.equal("", (support.sh("find " .. root .. " -mindepth 1")))      -- no credential folder was made either
-  end)
+  for _, way in ipairs(support.WAYS) do
+    it("unknown at creation: nothing is created on a guess [I10], " .. way.name, function()
+      can = nil
+      local rt = open()
+      local err = support.caught(way.acquire, rt, lark())
+      assert.same({ "unverified", "capability" }, { err.kind, err.reason })
+      assert.equal(0, world:count "create")
+      assert.equal("", (support.sh("find " .. root .. " -mindepth 1")))      -- no credential folder was made either
+    end)
+  end
 
   it("a command uses what its sandbox attests, and asks nobody [I11, B7]", function()
     local rt = open { command_timeout = 42 }

@@ -58,6 +58,15 @@ function M.caught(fn, ...)
   return results[2]
 end
 
+--- The two ways to acquire, for rows that hold for both: each blocks, and raises what the operation raises.
+M.WAYS = {
+  { name = "sync", acquire = function(rt, request) return rt:acquire(request) end },
+  { name = "async", acquire = function(rt, request)
+    local op <close> = rt:acquire_async(request)
+    return select(2, op:wait(30))
+  end },
+}
+
 -- ---- folders, programs -------------------------------------------------------------------------------------
 
 --- Runs a shell command: its output, both streams, and its status.
