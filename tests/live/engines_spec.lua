@@ -55,6 +55,14 @@ for _, engine in ipairs(engines.all()) do
       assert.truthy(done:find('"stdout":"hi\\n"', 1, true), done)
     end)
 
+    on_engine("cleans up after a container that ended", function() -- podman waits for its own clean-up, 20 s when that fails
+      local _, made = engine:call("POST", "/containers/create", { Image = engines.image "busybox", Cmd = { "sh", "-c", "exit 3" } })
+      finally(function() engine:call("DELETE", "/containers/" .. made.Id .. "?force=true&v=true") end)
+      assert.equal(204, (engine:call("POST", "/containers/" .. made.Id .. "/start")))
+      local status, ended = engine:call("POST", "/containers/" .. made.Id .. "/wait", nil, { timeout = 15 })
+      assert.equal("200 3", ("%d %d"):format(status, ended.StatusCode))
+    end)
+
     on_engine("pulls from the registry on loopback", function()
       local address, why = engines.registry()
       if why then
