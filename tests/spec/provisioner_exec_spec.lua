@@ -111,6 +111,24 @@ describe("a command in a provisioned sandbox", function()
     assert.equal("lost", support.caught(driver.connect, driver, { sandbox_id = "abc" }, {}).kind)
   end)
 
+  it("that ends with its Pod says so where the provisioner knows why: killed for its memory [B128]", function()
+    local events = {}
+    local second = support.open { backend = "provisioner", backend_options = { url = double.url }, ready_interval = 0.05,
+      log = function(record) events[#events + 1] = record end }
+    local box = second:acquire { user = "carol", thread = "t" }
+    double:tell { faults = { { route = "plane", method = "POST", drop = true }, { route = "get", patch = { status = "OOMKilled" } } } }
+    local result = box:exec "python3 big.py"
+    assert.same({ "oom", "sandbox", 137 }, { result.outcome, result.reason, result.exit_code })
+    double:tell { faults = { { route = "plane", method = "POST", drop = true },
+      { route = "get", patch = { status = "OOMKilled", container_id = "of-another" } } } }
+    assert.equal("unknown", box:exec("python3 big.py", { scope = "s" }).outcome)
+    second:dispatch()
+    local logged = false
+    for _, record in ipairs(events) do logged = logged or record.event == "sandbox_oom" end
+    assert.is_true(logged)
+    pcall(second.shutdown, second)
+  end)
+
   it("of a holder whose lease ran out is not sent: nothing inside the Pod would refuse it [E17]", function()
     local box = rt:acquire(ALICE)
     rt:advance(170) -- of a ttl of 180 with its margin

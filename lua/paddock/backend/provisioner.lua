@@ -471,6 +471,15 @@ function Backend:finish(_id, _info) return true end
 
 -- ---- speaking to it -------------------------------------------------------------------------------------------
 
+--- The answer to a command was lost: where the provisioner says that the Pod was killed for its memory, that is what happened.
+function Backend:_post_mortem(info, result)
+  local fine, s = pcall(self._get, self, info.sandbox_id)
+  if fine and s and s.status == "OOMKilled" and (info.generation == nil or s.generation == info.generation) then
+    result.outcome, result.reason, result.exit_code, result.signal, result.session_reset = "oom", "sandbox", 137, 9, true
+  end
+  return result
+end
+
 --- A client of that sandbox; it carries what the sandbox attested when it was admitted.
 ---@param info table
 ---@param opts { command_timeout: number?, token: string? }?   the token: for an image whose server is paddock-guest, which wants one
@@ -486,6 +495,12 @@ function Backend:connect(info, opts)
   }
   client.sandbox_id = id
   client.attestation = type(info.attestation) == "table" and info.attestation or {}
+  local exec = client.exec
+  function client.exec(this, req)
+    local result = exec(this, req)
+    if result.outcome == "unknown" and result.reason == "response" then return self:_post_mortem(info, result) end
+    return result
+  end
   return client
 end
 
