@@ -11,10 +11,8 @@ local METHODS = { "create", "destroy", "inspect", "discover", "alive", "ready", 
 --- The ways to acquire; each blocks, and raises what the operation raises.
 local WAYS = {
   { name = "sync", acquire = function(rt, request) return rt:acquire(request) end },
+  { name = "async", acquire = function(rt, request) return (select(2, rt:acquire_async(request):wait(30))) end },
 }
-if provisioner.has_async() then
-  WAYS[2] = { name = "async", acquire = function(rt, request) return select(2, rt:acquire_async(request):wait(30)) end }
-end
 
 describe("a runtime with the provisioner backend", function()
   local double, runtimes, world
@@ -135,6 +133,25 @@ describe("a runtime with the provisioner backend", function()
     end)
   end
 
+  for reason, case in pairs(REJECTIONS) do
+    it("rejects what was made, " .. reason .. ", and tells a caller who has left only when the clean-up is over [F12 H9]", function()
+      local rt = open({ threads = true, clock = "monotonic" }, { create_timeout = 5, delete_timeout = 5 })
+      double:tell { faults = { { route = "create", patch = case.patch, late = 0.5 }, { route = "delete", delay = 0.5 } } }
+      local op = rt:acquire_async { user = "alice", thread = "t1", requirements = { options = case.options } }
+      assert.is_true(support.eventually(function() return double:count "create" == 1 end))
+      op:cancel()
+      op:cancel()
+      assert.is_nil((op:poll()))
+      local err = support.caught(op.wait, op, 20)
+      assert.equal("cancelled", err.kind)
+      local id = rt:explain(ALICE).id
+      assert.is_nil(double:pod(id))
+      assert.equal(1, double:count "delete")
+      assert.is_true(free(rt, id))
+      assert.same({}, rt:list())
+    end)
+  end
+
   it("takes back what it cannot understand, or what never gets an address [H8]", function()
     for reason, case in pairs {
       protocol = { faults = { { route = "create", patch = { max_shell_sessions = "many" } } } },
@@ -250,6 +267,69 @@ describe("a runtime with the provisioner backend", function()
     assert.equal(36, succeeded)
     assert.equal(succeeded, pods)
     assert.equal(succeeded, #rt:list())
+  end)
+
+  it("has as many Pods as it reports successes, also when they all come at once [B126]", function()
+    local rt = open({ replicas = 200, threads = true, clock = "monotonic" }, { create_timeout = 1, read_timeout = 2 })
+    local kinds = { { drop = true }, { status = 500 }, { status = 502, acted = true }, { patch = { max_shell_sessions = "x" } } }
+    local faults, ops, succeeded = {}, {}, 0
+    for i = 1, 100 do
+      local kind = i % 3 == 0 and kinds[i % 4 + 1]
+      if kind then
+        local one = { route = "create", id = rt:explain { user = "u" .. i, thread = "t" }.id }
+        for k, v in pairs(kind) do one[k] = v end
+        faults[#faults + 1] = one
+      end
+    end
+    double:tell { faults = faults, set = { latency = 0.05 } }
+    for i = 1, 100 do ops[i] = rt:acquire_async { user = "u" .. i, thread = "t" } end
+    for i = 1, 100 do
+      if pcall(ops[i].wait, ops[i], 60) then succeeded = succeeded + 1 end
+    end
+    local pods = 0
+    for _ in pairs(double:seen().pods) do pods = pods + 1 end
+    assert.is_true(succeeded >= 67 and succeeded < 100, succeeded)
+    assert.equal(succeeded, pods)
+    double:tell { set = { latency = 0 } }
+  end)
+
+  it("hands out only what it understands, whatever one field of an answer is", function()
+    local values = { missing = "-", null = json.null, text = "x y", empty = "", number = 5, negative = -1, fraction = 1.5, huge = 2 ^ 53,
+      yes = true, list = { 1 }, object = { a = 1 }, long = ("x"):rep(5000) }
+    local fields = { "sandbox_id", "sandbox_url", "container_id", "lark_cli_broker", "max_shell_sessions", "status" }
+    local rt = open({ replicas = 1000 }, { create_timeout = 0.3, read_timeout = 0.3 })
+    local users, served = 0, {}
+    for _, route in ipairs { "create", "get", "presence" } do
+      for _, field in ipairs(route == "presence" and { "present", "sandbox_id", "container_id" } or fields) do
+        for name, value in pairs(values) do
+          users = users + 1
+          local who = { user = "u" .. users, thread = "t" }
+          local id = rt:explain(who).id
+          if route == "get" then double:tell { pods = { [id] = { state = "running" } } } end
+          double:tell { faults = { { route = route, id = id, patch = { [field] = value } } } }
+          local fine, box = pcall(rt.acquire, rt, who)
+          if fine and route == "presence" then -- it is not asked before the end
+            box:release()
+          elseif fine then
+            served[field] = (served[field] or "") .. name .. " "
+            assert.equal(double:pod(id).uid, box.generation or double:pod(id).uid)
+            box:release()
+          else
+            assert.is_true(box.kind == "backend_error" or box.kind == "being_destroyed", tostring(box))
+          end
+          pcall(rt.destroy, rt, id)
+        end
+      end
+    end
+    double:tell { faults = { { route = "create", twice = "container_id" }, { route = "presence", twice = "present" } } }
+    assert.equal("created", rt:acquire(ALICE).source) -- by the next look, which has each field once
+    for _, field in ipairs { "sandbox_id", "sandbox_url", "lark_cli_broker", "max_shell_sessions" } do
+      for word in (served[field] or ""):gmatch("%S+") do
+        local good = { missing = true, null = true, yes = field == "lark_cli_broker", number = field == "max_shell_sessions",
+          empty = field == "sandbox_url" } -- without an address it waits for one
+        assert.is_true(good[word] == true, field .. " " .. word)
+      end
+    end
   end)
 
   -- ---- what is recorded -----------------------------------------------------------------------------------------

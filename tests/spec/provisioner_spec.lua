@@ -93,8 +93,11 @@ describe("the provisioner backend", function()
     assert.equal(13, created().max_shell_sessions)
   end)
 
-  it("names the configured skills root [B3 H4]", function()
+  it("names the configured skills root, sync and async [B3 H4]", function()
     open_deerflow({ skills_root = "/custom-skills" }):acquire(ALICE)
+    assert.equal("/custom-skills", created().skills_container_path)
+    double:tell { reset = true }
+    open_deerflow({ skills_root = "/custom-skills" }):acquire_async(ALICE):wait(20)
     assert.equal("/custom-skills", created().skills_container_path)
     double:tell { reset = true }
     open({}, { skills_root = "/own-skills" }):acquire(ALICE)

@@ -22,15 +22,6 @@ function M.driver()
   return require "paddock.backend.provisioner"
 end
 
---- Whether this version has asynchronous operations.
-function M.has_async()
-  local rt = support.world():open()
-  local has = rt.acquire_async ~= nil
-  rt:shutdown()
-  support.cleanup()
-  return has
-end
-
 ---@param opts { guest: string?, cert: string?, key: string? }?
 function M.start(opts)
   opts = opts or {}
