@@ -448,6 +448,24 @@ describe("reuse", function()
       assert.equal("created", rt:acquire(lark()).source)
     end)
 
+    it("says of every decision what acquire then does [I1]", function()
+      for _, decision in ipairs { "reuse", "replace", "refuse", "defer" } do
+        for _, case in ipairs { { "warm", 0 }, { "active", 0 }, { "active", 2 } } do
+          local rt = world:open { policies = { reuse = { name = "reuse.lua", source = ([[return { decide = function(ctx)
+            if ctx.source == "created" then return "reuse" end return %q end }]]):format(decision) } } }
+          local id = prepare(rt, case[1])
+          for i = 1, case[2] do rt:retain(id, { holder = "h" .. i }) end
+          local path = rt:explain(alice()).path
+          local destroys = world:count "destroy"
+          local ok, box = pcall(rt.acquire, rt, alice())
+          local happened = not ok and box.kind or world:count "destroy" > destroys and "torn down" or "handed out"
+          assert.equal(happened, path[#path].answer, ("%s %s %d"):format(decision, case[1], case[2]))
+          if not ok then assert.matches(box.reason, path[#path].because, 1, true) end
+          rt:shutdown()
+        end
+      end
+    end)
+
     it("judges a sandbox that is described [I1]", function()
       local rt = open { policy_options = { remote = true, base_dir = root, max_running = 12 } }
       local answer = rt:explain(question({ source = "warm", attestation = { capacity = 4 } }, {}))

@@ -182,8 +182,8 @@ function Repl:globals()
     rt:advance(seconds, wall)
   end
   function env.ps() self:ps() end
-  function env.explain(user, thread, requirements)
-    return rt:explain { user = user, thread = thread, requirements = requirements }
+  function env.explain(user, thread, requirements, candidate)
+    return rt:explain { user = user, thread = thread, requirements = requirements, candidate = candidate }
   end
   function env.reload()
     rt:reload()
