@@ -216,7 +216,7 @@ done; wait]], { timeout = 20 })
     refused("invalid_argument", "user", { user = "" })
     refused("invalid_argument", "policy_options.f", { policy_options = { f = print } })
     refused("invalid_argument", "state_dir", { state_dir = "relative" })
-    refused("unsupported", "docker", { backend = "docker" })
+    refused("unsupported", "e2b", { backend = "e2b" })
   end)
 
   it("a file system that cannot be written: one error that says so, one exit code", function()

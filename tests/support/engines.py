@@ -139,7 +139,10 @@ class Daemon:
     """A child of Init. `sock` (a unix socket) or `port`: where it answers; `args` and `env` start it."""
     def __init__(self, folder, name, args, env=None, sock=None, port=None):
         self.name, self.args, self.sock, self.port = name, args, sock, port
-        self.env = dict(os.environ, **(env or {}))
+        # Not the folders of the suite that came first: they go when it ends, the daemons stay.
+        temporary = os.path.join(folder, "tmp")
+        os.makedirs(temporary, exist_ok=True)
+        self.env = {**os.environ, "TMPDIR": temporary, "HOME": folder, **(env or {})}
         self.log = os.path.join(folder, name + ".log")
         self.pid = 0
 
