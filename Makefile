@@ -132,6 +132,11 @@ bench:  ## the measurements: the core alone, then real sandboxes beside bwrap an
 	@$(B)/bench $(filter --json,$(ARGS)) $(CORE)
 	@. $(OUT)/env.sh && $(OUT)/bin/paddock bench $(ARGS) $(SCENARIO)
 
+soak-containers:  ## cycles of containers on both real engines, and what they leave; CYCLES=2000 ENGINE=docker|podman
+	@$(MAKE) build
+	@. $(OUT)/env.sh && python3 tests/support/engines.py run $(LUA) tests/live/containers_soak.lua \
+	   --cycles $(or $(CYCLES),2000) $(if $(ENGINE),--engine $(ENGINE))
+
 contract:  ## the rows of tests/CONTRACT.md that no test names in brackets
 	@sh tests/run --contract
 
@@ -155,7 +160,7 @@ install-lua: build
 clean:  ## remove build/
 	$(Q)rm -rf build
 
-.PHONY: help deps deps-build deps-test build demo run test soak asan tsan valgrind bench lint fmt contract install install-lua clean tests-c \
+.PHONY: help deps deps-build deps-test build demo run test soak soak-containers asan tsan valgrind bench lint fmt contract install install-lua clean tests-c \
         examples FORCE
 
 # ---- files -------------------------------------------------------------------------------------------------
