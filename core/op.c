@@ -127,7 +127,7 @@ static void heap_remove(pdk_op *op)
 static bool heap_add(pdk_op *op)
 {
     pdk_ops *ops = op->ops;
-    if (op->deadline == PDK_NEVER || op->no_timer)
+    if (op->heap_at != 0 || op->deadline == PDK_NEVER || op->no_timer) /* its worker may have been here before who submits it */
         return true;
     if (ops->heap_len == ops->heap_cap) {
         size_t cap = ops->heap_cap == 0 ? 64 : ops->heap_cap * 2;

@@ -33,6 +33,9 @@
  *                                  no_shell, 503 process_limit, no_memory, no_descriptors or session_broken. When the direct
  *                                  child has ended, what it left in the background lives on (until fence, doom or, in a
  *                                  session, the time limit of a later command). A client that goes away ends its command.
+ *                                  X-Paddock-Command: a name of up to 63 bytes (optional), by which it can be cancelled.
+ *   POST /v1/paddock/cancel/NAME   ends that command: 200 {"cancelled": whether there is one}; that it has ended is in its own answer
+ *                                  (outcome cancelled; 409 cancelled when it had not begun).
  *   POST   /v1/paddock/sessions/ID      makes a shell session (200 also when it exists); ID: 1 to 128 bytes of UTF-8
  *   DELETE /v1/paddock/sessions/ID
  *   PUT  /v1/paddock/file?path=P[&no_overwrite=1]   raw body; atomic (temporary file and rename); parents must exist

@@ -279,6 +279,12 @@ static void reply_no_route(guest_req *req, int status)
     guest_reply_fault(req, &f);
 }
 
+static void route_cancel(guest_req *req)
+{
+    bool found = guest_run_cancel(req->path + strlen("/v1/paddock/cancel/"));
+    guest_reply_json(req, 200, json_pack("{s:b}", "cancelled", found));
+}
+
 static void route_session(guest_req *req)
 {
     guest_session_route(req, req->path + strlen("/v1/paddock/sessions/"));
@@ -296,6 +302,7 @@ static const struct route {
     { "GET", "/v1/paddock/list", false, NULL, guest_file_list },
     { "POST", "/v1/paddock/fence", false, NULL, route_fence },
     { "POST", "/v1/paddock/doom", false, NULL, route_doom },
+    { "POST", "/v1/paddock/cancel/", true, NULL, route_cancel },
     { "POST", "/v1/paddock/sessions/", true, NULL, route_session },
     { "DELETE", "/v1/paddock/sessions/", true, NULL, route_session },
 };

@@ -66,10 +66,14 @@ bool guest_kill_everything(void);
 /* ---- run.c: POST /v1/paddock/exec ---- */
 typedef struct guest_run guest_run;
 void guest_run_begin(guest_req *req); /* streams the body */
+bool guest_run_cancel(const char *name); /* ends that command; its own answer says so. false = there is none of that name */
 
 struct guest_run {   /* one exec call, from its body's first byte to its reply's end */
     guest_req *req;  /* NULL once the client is gone */
     guest_run *next; /* in a session's queue */
+    guest_run *older, *newer; /* of those that have a name */
+    char name[64];   /* by which it can be cancelled; "" = none */
+    bool cancelled;  /* before it was started */
     char *head;      /* the frames before standard input, collected */
     size_t head_len, head_cap;
     bool in_stdin, body_done, started;

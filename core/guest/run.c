@@ -14,8 +14,27 @@
 
 static char frame[8 + FRAME_MAX]; /* one output frame; only the pages that output fills are ever touched */
 
+static guest_run *named; /* the newest run that has a name */
+
+static void run_name(guest_run *run, const char *name)
+{
+    if (name == NULL || strlen(name) >= sizeof run->name)
+        return;
+    memcpy(run->name, name, strlen(name) + 1);
+    run->older = named;
+    if (named != NULL)
+        named->newer = run;
+    named = run;
+}
+
 static void run_free(guest_run *run)
 {
+    if (run->newer != NULL)
+        run->newer->older = run->older;
+    else if (named == run)
+        named = run->older;
+    if (run->older != NULL)
+        run->older->newer = run->newer;
     for (size_t i = 0; i < run->env_n; i++)
         free(run->env[i]);
     free(run->env);
@@ -311,11 +330,40 @@ static void refuse(guest_req *req, const guest_fault *f)
     guest_run_fail(req->ctx, f); /* ends the request too: later body bytes come to nobody */
 }
 
+static void kill_run(guest_run *run)
+{
+    if (run->cmd != NULL) {
+        guest_cmd_pause(run->cmd, 1, false);
+        guest_cmd_pause(run->cmd, 2, false);
+        guest_cmd_kill(run->cmd, GUEST_KILL_CANCELLED);
+    } else {
+        guest_session_cancel(run);
+    }
+}
+
+bool guest_run_cancel(const char *name)
+{
+    for (guest_run *run = named; run != NULL; run = run->older)
+        if (strcmp(run->name, name) == 0) {
+            if (run->cmd != NULL || run->on != NULL)
+                kill_run(run); /* frees it, when it still waits for its session */
+            else
+                run->cancelled = true;
+            return true;
+        }
+    return false;
+}
+
 /* The head is complete. From here on the run belongs to what runs it. */
 static void launch(guest_req *req)
 {
     guest_run *run = req->ctx;
     guest_fault f;
+    if (run->cancelled) {
+        guest_fail(&f, 409, "cancelled", 0, "it was cancelled before it began");
+        refuse(req, &f);
+        return;
+    }
     if (run->text == NULL) {
         guest_fail(&f, 422, "invalid_argument", 0, "there is no command");
         refuse(req, &f);
@@ -384,15 +432,10 @@ static void on_close(guest_req *req)
     guest_run *run = req->ctx;
     run->req = NULL;
     run->early_len = 0;
-    if (run->cmd != NULL) {
-        guest_cmd_pause(run->cmd, 1, false);
-        guest_cmd_pause(run->cmd, 2, false);
-        guest_cmd_kill(run->cmd, GUEST_KILL_CANCELLED);
-    } else if (run->on != NULL) {
-        guest_session_cancel(run);
-    } else {
+    if (run->cmd != NULL || run->on != NULL)
+        kill_run(run);
+    else
         run_free(run); /* it had not started */
-    }
 }
 
 static void on_drain(guest_req *req)
@@ -416,6 +459,7 @@ void guest_run_begin(guest_req *req)
         return;
     }
     run->req = req;
+    run_name(run, guest_header(req, "X-Paddock-Command"));
     run->token = req->token;
     run->limit = GUEST_COMMAND_LIMIT;
     run->max = guest_conf.max_output;

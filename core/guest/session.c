@@ -589,7 +589,8 @@ void guest_session_cancel(guest_run *run)
             guest_cmd_kill(s->shell, GUEST_KILL_CANCELLED);
         return;
     }
-    guest_fault f = { .code = "cancelled" };
+    guest_fault f;
+    guest_fail(&f, 409, "cancelled", 0, "it was cancelled before its turn in the session came");
     for (guest_run **at = &s->queue; *at != NULL; at = &(*at)->next)
         if (*at == run) {
             *at = run->next;

@@ -16,6 +16,7 @@ local M = {}
 ---@field file_timeout? number       seconds for one file call (60)
 
 ---@class paddock.ExecRequest
+---@field name? string           by which the command can be cancelled, where the client can
 ---@field plane "shell"|"bash"
 ---@field command string
 ---@field session? string            an explicit session; nil = the plane's default shell

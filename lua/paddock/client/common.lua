@@ -140,6 +140,7 @@ end
 ---@field limit number           seconds
 ---@field fresh? boolean         over a connection of its own
 ---@field max_body? integer      bytes of answer that are kept
+---@field on_body? fun(bytes: string): boolean?   gets the answer's body as it comes, in place of `body`; false = enough
 
 --- Sends `call`, once. Returns the response, or nil and the transport's error.
 ---@param client paddock.Client
@@ -162,6 +163,7 @@ function M.send(client, call)
   return client.io.http {
     method = call.method, url = client.url .. call.path, unix = client.unix, headers = headers, body = body,
     timeout = call.limit, connect_timeout = math.min(call.limit, CONNECT_LIMIT), fresh = call.fresh, max_body = call.max_body,
+    on_body = call.on_body,
     ca_file = client.ca_file,
   }
 end

@@ -135,6 +135,59 @@ function Client:_exec_body(req, limit)
   return table.concat(parts)
 end
 
+--- Takes an answer's frames apart while it comes, and passes what the command prints on.
+---@class paddock.FrameReader
+---@field io table
+---@field most integer    bytes that it takes
+---@field size integer    bytes that have come
+---@field out string[]
+---@field err string[]
+---@field last string?    the last frame's text
+---@field rest string     the start of a frame that is not complete
+---@field raw string[]?   what has come in place of frames: a refusal
+local Reader = {}
+Reader.__index = Reader
+
+---@param io table
+---@param most integer
+---@return paddock.FrameReader
+local function new_reader(io, most)
+  return setmetatable({ io = io, most = most, size = 0, out = {}, err = {}, rest = "" }, Reader)
+end
+
+---@param bytes string
+---@return boolean go_on
+function Reader:take(bytes)
+  if self.size == 0 and bytes:byte() > END then self.raw = {} end
+  self.size = self.size + #bytes
+  if self.raw then
+    self.raw[#self.raw + 1] = bytes
+    return self.size <= self.most
+  end
+  local at = 1
+  if self.rest ~= "" then bytes = self.rest .. bytes end
+  while #bytes - at + 1 >= 8 do
+    local kind, length = string.unpack(">Bxxx I4", bytes, at)
+    if #bytes - at + 1 < 8 + length then break end
+    local piece = bytes:sub(at + 8, at + 7 + length)
+    if kind == END then
+      self.last = piece
+    elseif kind == STDOUT or kind == STDERR then
+      local list = kind == STDOUT and self.out or self.err
+      list[#list + 1] = piece
+      self.io.output(kind, piece)
+    end
+    at = at + 8 + length
+  end
+  self.rest = bytes:sub(at)
+  return self.size <= self.most
+end
+
+--- As read_frames.
+function Reader:frames(client)
+  return table.concat(self.out), table.concat(self.err), self.last and client:_decode(self.last) or nil
+end
+
 --- Splits an answer into its streams. The third result is the last frame's object, nil when the answer is cut off.
 local function read_frames(self, bytes)
   local out, err, at = {}, {}, 1
@@ -177,24 +230,37 @@ function Client:exec(req)
   local limit = check_seconds(req.timeout or self.command_timeout, "timeout")
   local body = self:_exec_body(req, limit)
   local started, oom_before = self.io.now(), self.oom_kills and self.oom_kills()
+  local most = 2 * self.max_output + (1 << 20)
+  local reader = self.io.output and self.io.output() and new_reader(self.io, most) or nil
   local response, err = self:_send {
-    method = "POST", path = "/v1/paddock/exec", body = body, limit = limit + GRACE, max_body = 2 * self.max_output + (1 << 20),
+    method = "POST", path = "/v1/paddock/exec", body = body, limit = limit + GRACE, max_body = most,
+    headers = { ["X-Paddock-Command"] = req.name }, on_body = reader and function(bytes) return reader:take(bytes) end,
   }
   local result = { outcome = "unknown", reason = "response", stdout = "", stderr = "", truncated = false,
                    session_reset = false, duration = self.io.now() - started }
   if not response then
     if err.failure == "not_sent" then not_sent(err, "exec") end
     result.detail = tostring(err.message)
+    if reader then result.stdout, result.stderr = reader:frames(self) end
     return self:_post_mortem(result, oom_before)
   end
+  if reader then response.body = table.concat(reader.raw or {}) end
   local fault = self:_fault(response)
+  if fault and fault.error == "cancelled" then
+    result.outcome, result.reason = "cancelled", nil
+    return result
+  end
   if fault then refused(fault, "exec", "backend_error") end
   if response.status ~= 200 then
     result.detail = "HTTP " .. response.status
     return result
   end
   local last
-  result.stdout, result.stderr, last = read_frames(self, response.body)
+  if reader then
+    result.stdout, result.stderr, last = reader:frames(self)
+  else
+    result.stdout, result.stderr, last = read_frames(self, response.body)
+  end
   if not last then
     result.detail = "the answer is cut off"
     return self:_post_mortem(result, oom_before)
@@ -212,6 +278,16 @@ function Client:exec(req)
   result.session_reset = last.session_reset == true
   result.duration = type(last.duration) == "number" and last.duration or result.duration
   return result
+end
+
+--- Ends the command that was sent with `name`; its own answer says when it has ended, and how.
+---@param name string
+---@return boolean found   false = it is not there: not yet, or no longer
+function Client:cancel(name)
+  local response = self:_call({ method = "POST", path = "/v1/paddock/cancel/" .. common.percent(check_text(name, "name")), body = "",
+    limit = SHORT_LIMIT }, "cancel", "backend_error", false)
+  local answer = self:_decode(response.body)
+  return answer ~= nil and answer.cancelled == true
 end
 
 -- ---- sessions -------------------------------------------------------------------------------------------------
