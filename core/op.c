@@ -650,9 +650,21 @@ void pdk_ops_end(pdk_ops *ops)
     pdk_ops_unref(ops);
 }
 
+void pdk_ops_look(pdk_ops *ops)
+{
+    pdk_runtime *rt;
+    {
+        PDK_GUARD(ops->lock);
+        rt = ops->rt;
+    }
+    if (rt != NULL && rt->serial != NULL)
+        pdk_serial_poll(rt->serial); /* takes our lock to grant */
+}
+
 void pdk_ops_run(pdk_ops *ops)
 {
     pdk_ops_expire(ops);
+    pdk_ops_look(ops);
     for (int n = pdk_workers_count(ops->workers).queued; n > 0 && pdk_workers_run_one(ops->workers); n--)
         pdk_ops_expire(ops);
 }

@@ -195,6 +195,8 @@ static wait_step look(pdk_op *op) PDK_REQUIRES(op->ops->lock)
 static void wait_change(pdk_op *op, pdk_ns until)
 {
     pdk_ops *ops = op->ops;
+    if (!ops->has_threads)
+        pdk_ops_look(ops);
     if (!ops->has_threads && pdk_workers_run_one(ops->workers)) /* this one does the work, then */
         return;
     PDK_GUARD(op->ops->lock);

@@ -91,6 +91,8 @@ void pdk_op_expire(pdk_op *op);
 /* Ends what is due; answers when the next one will be. */
 pdk_ns pdk_ops_expire(pdk_ops *ops);
 void pdk_op_undo_job(pdk_job *job);
+/* Where there are no threads: looks whether another process has let go of what one that waits wants. */
+void pdk_ops_look(pdk_ops *ops);
 
 /* ---- op_host.c ---- */
 /* Puts it where dispatch finds it, when it has something for its callbacks. */

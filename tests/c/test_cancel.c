@@ -479,6 +479,32 @@ TEST("two that want one creation: one cancelled, the other gets it; both cancell
     }
 }
 
+TEST("without threads the lock of another process is looked for by who waits, and by tick [F2, F9]")
+{
+    for (int ticks = 0; ticks <= 1; ticks++) {
+        pdk_runtime *rt = gated_open("threads = false, " QUIET, NULL);
+        PDK_AUTO_ERROR err = PDK_NO_ERROR;
+        contender peer;
+        contender_open(&peer, rt, "t");
+        contender_start(&peer);
+        pdk_thread_join(&peer.t);
+        pdk_request req = { .thread = "t" };
+        pdk_op *op = pdk_acquire_async(rt, &req, NULL, NULL, &err), *gone = pdk_acquire_async(rt, &req, NULL, NULL, &err);
+        REQUIRE(op != NULL && gone != NULL);
+        CHECK_INT(pdk_op_wait(op, 0.05, &err), 0);
+        CHECK_INT(pdk_cancel(gone), 0);
+        CHECK_INT(pdk_op_poll(gone, &err), -1);
+        CHECK_KIND(err, PDK_E_CANCELLED);
+        contender_close(&peer);
+        for (int i = 0; ticks && i < 4; i++)
+            CHECK_INT(pdk_tick(rt, &err), 0);
+        CHECK_INT(ticks ? pdk_op_poll(op, &err) : pdk_op_wait(op, 5, &err), 1);
+        pdk_op_free(op);
+        pdk_op_free(gone);
+        gated_end(rt);
+    }
+}
+
 static actor *cancelled_one;
 static int cancelled_at;
 static void cancel_at(const char *name, int nth)

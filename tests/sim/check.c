@@ -71,6 +71,8 @@ static void handed_out(inst *in, int id, const pdk_entry *e)
 {
     int g = gen_of(e);
     in->last_use[id] = now;
+    if (me != NULL && g == me->created) /* it is tracked: no longer its maker's alone */
+        me->created = -1;
     TRACE("  * %s hands out %c, g%d, token %lld, %d holders", in->name, 'a' + id, g, (long long)e->token, e->holder_count);
     if (e->reserved != 0)
         violation("%s hands %c out while it is reserved for a teardown", in->name, 'a' + id);
@@ -316,11 +318,20 @@ static void check_registry(inst *in)
         violation("%zu creations are still counted in %s", in->rt->pool.creating, in->name);
 }
 
+static void check_turns(void)
+{
+    for (int r = 0; r < MAX_INST; r++)
+        for (int i = 0; i < 8; i++)
+            if (W.turns[r][i] != 0 && !insts[W.turns[r][i] - 1].dead)
+                violation("%s keeps an id's lock", insts[W.turns[r][i] - 1].name);
+}
+
 /* Everything has been released, everybody has had the time to reap and reconcile, the runtimes that are left were shut down. */
 void check_end(void)
 {
     for (int i = 0; i < MAX_INST; i++)
         check_registry(&insts[i]);
+    check_turns();
     for (int g = 0; g < W.gen_count; g++)
         if (W.gens[g].present)
             violation("g%d of %c is left running%s", g, 'a' + W.gens[g].id, journaled(g) ? " (quarantined)" : "");

@@ -106,7 +106,7 @@ static void body(void)
     f->fn(f->arg);
     if (f->held_count > 0)
         violation("%s ended with a mutex locked", f->name);
-    f->state = F_DONE;
+    f->state = f->detached ? F_FREE : F_DONE; /* nobody looks after a detached one */
     for (;;)
         leave();
 }
@@ -328,6 +328,8 @@ void point(void)
         violation("the schedule does not end");
     check_step();
     trouble();
+    if (me->act != NULL)
+        act_point();
     if ((me->in == NULL || me->in->paused_until <= now) && stays())
         return;
     leave();

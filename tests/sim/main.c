@@ -76,6 +76,8 @@ void __wrap_pdk_log_write(pdk_log *log, pdk_log_level level, const char *event, 
 {
     (void)log;
     (void)level;
+    if (me != NULL && strcmp(event, "acquire_failed") == 0)
+        act_failed();
     if (!Z->trace)
         return;
     char text[600];
@@ -94,6 +96,7 @@ pdk_teardown_result __wrap_pdk_fence_teardown(pdk_runtime *rt, pdk_teardown *td,
     me->td = td;
     me->td_since = now;
     me->doom_tried = me->doom_refused = false;
+    act_tears_down();
     if (generation_number(pdk_info_str(td->info, "generation")) == me->created)
         me->created = -1;
     TRACE("  teardown of %s (%s)", td->id, td->reason);
@@ -292,6 +295,7 @@ static int report(worker *w, int workers, uint64_t count, double took, bool quie
         sum.faults += z->faults;
         sum.stops += z->stops;
         sum.refused += z->refused;
+        sum.cancelled += z->cancelled;
         for (int k = 0; k < z->kinds; k++)
             printf("FAIL  %6" PRIu64 " times, first with seed %" PRIu64 ": %s\n", z->kind[k].count, z->kind[k].seed,
                    z->kind[k].what);
@@ -311,9 +315,10 @@ static int report(worker *w, int workers, uint64_t count, double took, bool quie
     }
     if (!quiet)
         printf("%" PRIu64 " schedules in %.1f s (%.0f a second), %" PRIu64 " steps, %" PRIu64 " acquires, %" PRIu64
-               " commands, %" PRIu64 " stops, %" PRIu64 " faults, %" PRIu64 " crashes, %" PRIu64 " stale requests refused\n",
+               " commands, %" PRIu64 " stops, %" PRIu64 " faults, %" PRIu64 " crashes, %" PRIu64 " stale requests refused, %" PRIu64
+               " calls cancelled\n",
                sum.done, took, (double)sum.done / took, sum.all_steps, sum.acquired, sum.executed, sum.stops, sum.faults,
-               sum.crashes, sum.refused);
+               sum.crashes, sum.refused, sum.cancelled);
     (void)count;
     return failed;
 }

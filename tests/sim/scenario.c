@@ -179,7 +179,6 @@ static void used(int id)
 
 static pdk_box *acquire(int id, const char *holder, bool no_holder, pdk_error *err)
 {
-    pdk_runtime *rt = me->in->rt;
     char thread[2] = { (char)('a' + id), '\0' };
     pdk_box *box = NULL;
     PDK_AUTO_PACK req = PDK_NO_PACK;
@@ -201,8 +200,8 @@ static pdk_box *acquire(int id, const char *holder, bool no_holder, pdk_error *e
         spec.timeout = 0.2 + below(80) / 10.0;
     TRACE("acquire %s for %c", thread, user);
     call_begins(true);
-    int rc = pdk_runtime_acquire(rt, &spec, &box, err);
-    if (rc < 0) {
+    box = act_acquire(&spec, id, user, err);
+    if (box == NULL) {
         TRACE("acquire %s: %s %s (%s)", thread, pdk_error_kind_name(err->kind), err->reason, err->message);
         if (me->created >= 0 && W.gens[me->created].present)
             violation("%s leaves g%d, which its failed acquire has made", me->in->name, me->created);
@@ -245,6 +244,7 @@ static void let_go(pdk_box *box, int id)
     if (h != NULL && h->entry == e && h->incarnation == box->incarnation)
         used(id);
     call_begins(false);
+    act_release(box);
     pdk_release(box, &err);
     pdk_box_free(box);
 }
@@ -256,7 +256,7 @@ static int destroy(int id, pdk_error *err)
     int g = e == NULL || e->state == PDK_ABSENT || e->reserved != 0 ? -1 : generation_number(e->generation);
     TRACE("destroy %s", name);
     call_begins(false);
-    int rc = pdk_runtime_destroy(me->in->rt, name, err);
+    int rc = act_destroy(name, err);
     TRACE("destroy %s: %d %s %s", name, rc, err->reason, err->message);
     if (rc == 1 && g >= 0 && W.gens[g].present)
         violation("%s says that %s is destroyed, but g%d runs", me->in->name, name, g);
@@ -344,7 +344,7 @@ static void *shutdown_main(void *arg)
         TRACE("shutdown");
         in->closing = true;
         call_begins(false);
-        if (pdk_runtime_shutdown(in->rt, &err) == 0) {
+        if (act_shutdown(in->rt, &err) == 0) {
             for (int id = 0; id < P.ids; id++) {
                 pdk_entry *e = peek(in, id);
                 if (e != NULL && e->state != PDK_ABSENT)
@@ -496,9 +496,21 @@ static bool anything_runs(void)
     return W.late_count > 0;
 }
 
+static void *canceller(void *arg)
+{
+    (void)arg;
+    while (!P.healed) {
+        wait_for((pdk_ns)below(chance(1, 2) ? 300 : 3000) * MS);
+        act_cancel_any();
+    }
+    return NULL;
+}
+
 static void *director(void *arg)
 {
     (void)arg;
+    if (P.cancel_rate != 0)
+        fiber_start(NULL, "stranger", canceller, NULL); /* not one of the clients, which are told by their c */
     for (int i = 0; i < P.nemesis && clients_left > 0; i++) {
         wait_for((pdk_ns)below(6000) * MS);
         one_deed();
@@ -519,6 +531,7 @@ static void *director(void *arg)
         violation("%d of %d identities cannot be served although nothing goes wrong any longer", probes_failed, P.ids);
     for (pdk_ns until = now + REAPED * SEC; anything_runs() && now < until;)
         wait_for(SEC);
+    acts_check_end();
     for (int g = 0; g < W.gen_count; g++)
         if (W.gens[g].present)
             TRACE("g%d runs, before the last shutdown", g);
@@ -575,6 +588,8 @@ static void choose_plan(void)
         P.fenced = false;
         P.pause_rate = P.stall_rate = P.slow_rate = 0;
     }
+    P.submits = chance(1, 2);
+    P.cancel_rate = chance(1, 2) ? 1 + below(4) : 0;
     if (P.insts > 1 && chance(1, 6))
         P.shutdown_of = (int)below((uint32_t)P.insts);
 }

@@ -6,6 +6,7 @@
  *   wire.c      requests to that world and their answers, as the core sees them: delays, errors, lost answers, crashes
  *   check.c     what must hold, after every step
  *   scenario.c  who does what in one schedule: clients, trouble, recovery
+ *   acts.c      calls as operations, on the runtime's own workers; and who cancels them, when
  *   main.c      seeds, workers, the trace
  *   mutants, mutate.lua   faults of the core that the schedules must find
  *
@@ -25,6 +26,7 @@ enum { MAX_INST = 4, MAX_IDS = 3, MAX_GENS = 64, MAX_CLIENTS = 192, MAX_FIBERS =
 /* ---- fibers.c ---- */
 typedef struct inst inst;
 typedef enum fstate { F_FREE, F_READY, F_LOCK, F_COND, F_SLEEP, F_JOIN, F_DONE } fstate;
+typedef struct act act;
 typedef struct fiber {
     void *sp;
     fstate state;
@@ -50,6 +52,9 @@ typedef struct fiber {
     int created;       /* generation that the acquire under way has made, and not yet handed out or taken back; -1 */
     bool del_live;     /* its `del` lease was live when its last request was answered */
     pdk_ns call_start; /* world time at which the client's call began */
+    act *act;          /* the operation that it works for, or submits; NULL */
+    int acquires;      /* the identity whose acquire it carries out, from 1; 0 = none */
+    bool asking;       /* a request is under way */
     unsigned char tls[256];
 } fiber;
 extern fiber fibers[MAX_FIBERS];
@@ -202,6 +207,8 @@ typedef struct plan { /* what the seed has chosen */
     uint32_t pause_rate, stall_rate; /* 1 in n points; 0 = never */
     uint32_t slow_rate;              /* 1 in n requests takes very long */
     uint32_t crash_rate;             /* 1 in n requests */
+    uint32_t cancel_rate;            /* 1 in n calls; 0 = never */
+    bool submits;                    /* calls are submitted rather than made */
     int crashes;                     /* left */
     bool healed;                     /* trouble is over */
     double idle_timeout;
@@ -214,6 +221,36 @@ void scenario_boot(void); /* on a fiber: opens the runtimes */
 void scenario_begin(uint64_t seed);
 extern bool scenario_over;
 void crash(inst *in, const char *why);
+
+/* ---- acts.c ---- */
+struct act { /* one call that can be cancelled */
+    inst *in;
+    int id, identity;
+    char name[8];          /* the holder's, which nobody else uses */
+    pdk_op *op;            /* NULL = it runs on its caller's thread, under a limit with `flag` */
+    pdk_acquiring *p;      /* of an acquire that was submitted, until it is freed */
+    atomic_bool flag;
+    bool used, over;       /* the slot; its caller has been told */
+    bool deaf;             /* nobody can cancel it */
+    int cancelling;        /* who is about to */
+    bool cancelled;        /* and it was to be heeded */
+    bool late;             /* its caller is told by the deadline, or has not waited: it may still be drained */
+    bool begun;            /* it has begun a teardown while it has the id's turn */
+    bool cut;              /* it was cancelled when discover answered, with nothing begun: nothing may be begun any more */
+    pdk_ns began;
+    uint32_t cuts[2];      /* in so many points it is cancelled, and once more; 0 = no more */
+};
+pdk_box *act_acquire(const pdk_acquire_spec *spec, int id, char user, pdk_error *err);
+int act_destroy(const char *name, pdk_error *err); /* as pdk_runtime_destroy */
+void act_release(pdk_box *box);
+int act_shutdown(pdk_runtime *rt, pdk_error *err);
+void act_cancel_any(void);
+void act_point(void);               /* of the fiber that runs */
+void act_asks(const op *o);         /* a request begins; */
+void act_asked(const op *o);        /* its answer is there */
+void act_tears_down(void);
+void act_failed(void);
+void acts_check_end(void);          /* nobody waits any more: nothing that was cancelled is held */
 
 /* ---- wire.c ---- */
 void wire_table(lua_State *L, inst *in);
@@ -237,7 +274,7 @@ pdk_entry *peek(inst *in, int id); /* NULL also while somebody is at work on the
 typedef struct persist { /* what outlives a schedule */
     bool trace;
     uint64_t seed, steps, all_steps, switches;
-    uint64_t done, acquired, executed, crashes, faults, stops, refused;
+    uint64_t done, acquired, executed, crashes, faults, stops, refused, cancelled;
     char failure[400];
     bool go_on;   /* collect failures */
     bool digests; /* print what each schedule comes to */

@@ -136,6 +136,7 @@ static void ask(op *o)
     pdk_ns limit = limit_of(o);
     check_io(o);
     TRACE("  %s ...", describe(o));
+    act_asks(o);
     if (o->kind == OP_DESTROY)
         check_stop(o, true);
     perhaps_crash(o, "before");
@@ -176,6 +177,7 @@ static void ask(op *o)
     if (o->kind == OP_DOOM)
         me->doom_refused = o->rc < 0 && o->error == PDK_E_LOST && strcmp(o->reason, "doomed") != 0;
     trace_answer(o);
+    act_asked(o);
     if (me->td != NULL && id_number(me->td->id) >= 0) {
         const lease *l = &W.leases[id_number(me->td->id)];
         me->del_live = l->there && l->owner == o->in && l->del && now < l->until;
