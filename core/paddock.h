@@ -308,6 +308,19 @@ PDK_API int pdk_deny_pending(pdk_runtime *rt, const char *sandbox_id, pdk_error 
 PDK_API int pdk_decide(pdk_runtime *rt, const char *sandbox_id, const char *request_id, pdk_network_decision decision,
                        pdk_error *err);
 
+/* The same, submitted: see "asynchronous operations". timeout: seconds, 0 = none. The result of a sync: pdk_op_poll; of the events:
+ * pdk_op_events; of a denial or decision: pdk_op_answer. */
+PDK_API pdk_op *pdk_sync_skills_async(pdk_runtime *rt, const pdk_skills *skills, double timeout, pdk_callback callback, void *ctx,
+                                      pdk_error *err);
+PDK_API pdk_op *pdk_network_events_async(pdk_runtime *rt, const char *sandbox_id, double timeout, pdk_callback callback, void *ctx,
+                                         pdk_error *err);
+PDK_API pdk_op *pdk_deny_pending_async(pdk_runtime *rt, const char *sandbox_id, double timeout, pdk_callback callback, void *ctx,
+                                       pdk_error *err);
+PDK_API pdk_op *pdk_decide_async(pdk_runtime *rt, const char *sandbox_id, const char *request_id, pdk_network_decision decision,
+                                 double timeout, pdk_callback callback, void *ctx, pdk_error *err);
+/* How many events; *out is the caller's (free), once. 0 = none, or not over, or taken already. */
+PDK_API int pdk_op_events(pdk_op *op, pdk_network_event **out);
+
 /* ---- implementations: what stands behind the default instance ------------------------------------------- */
 
 /* A pdk_impl is an implementation of a sandbox runtime: paddock's own, or a host's. Who has a reference may use it; the
@@ -374,6 +387,19 @@ PDK_API int pdk_impl_sync_skills(pdk_impl *impl, const pdk_skills *skills, pdk_e
 PDK_API int pdk_impl_network_events(pdk_impl *impl, const char *id, pdk_network_event **out, pdk_error *err);
 PDK_API int pdk_impl_deny_pending(pdk_impl *impl, const char *id, pdk_error *err);
 PDK_API int pdk_impl_decide(pdk_impl *impl, const char *id, const char *request_id, pdk_network_decision decision, pdk_error *err);
+/* The same, submitted: the blocking function runs on a worker, of its runtime where it has one, else of the process: then pdk_fd and
+ * pdk_dispatch take NULL as the runtime. A cancelled one that runs is drained before its caller is told. The last reference may go
+ * with an operation, on whatever thread. */
+PDK_API pdk_op *pdk_impl_acquire_async(pdk_impl *impl, const pdk_request *req, pdk_callback callback, void *ctx, pdk_error *err);
+PDK_API int pdk_op_id(pdk_op *op, char id[PDK_ID_SIZE]); /* of an acquire: 1 and the id, once; 0 = it has none (any more) */
+PDK_API pdk_op *pdk_impl_sync_skills_async(pdk_impl *impl, const pdk_skills *skills, double timeout, pdk_callback callback,
+                                           void *ctx, pdk_error *err);
+PDK_API pdk_op *pdk_impl_network_events_async(pdk_impl *impl, const char *id, double timeout, pdk_callback callback, void *ctx,
+                                              pdk_error *err);
+PDK_API pdk_op *pdk_impl_deny_pending_async(pdk_impl *impl, const char *id, double timeout, pdk_callback callback, void *ctx,
+                                            pdk_error *err);
+PDK_API pdk_op *pdk_impl_decide_async(pdk_impl *impl, const char *id, const char *request_id, pdk_network_decision decision,
+                                      double timeout, pdk_callback callback, void *ctx, pdk_error *err);
 /* Binds `holder` to an id that was acquired; again to the same id changes nothing. */
 PDK_API int pdk_impl_retain(pdk_impl *impl, const char *id, const char *holder, pdk_error *err);
 PDK_API int pdk_impl_leave(pdk_impl *impl, const char *holder, pdk_error *err); /* the last one of an id releases it; unknown = 0 */

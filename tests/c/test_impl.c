@@ -106,6 +106,8 @@ static void tidy(void)
     pdk_set_constructor(NULL, NULL);
     pdk_set_default(NULL);
     CHECK(pdk_default_peek() == NULL);
+    for (double until = test_now() + 20; atomic_load(&things_freed) != atomic_load(&things_made) && test_now() < until;)
+        usleep(1000); /* the last reference may go with an operation, on its worker */
     CHECK_INT(atomic_load(&things_freed), atomic_load(&things_made));
 }
 
@@ -708,6 +710,227 @@ TEST("gets that race resets, shutdowns and sets return a whole instance, never n
     for (int i = 0; i < GETTERS; i++)
         pdk_thread_join(&threads[i]);
     pdk_reset_default();
+    tidy();
+}
+
+/* ---- asynchronously ------------------------------------------------------------------------------------------------ */
+
+static pthread_barrier_t at_work;
+static atomic_bool hold_work;
+static atomic_int works_ended;
+
+static void work_slowly(void)
+{
+    if (!atomic_load(&hold_work))
+        return;
+    pthread_barrier_wait(&at_work); /* the test has seen that it runs */
+    pthread_barrier_wait(&at_work); /* and lets it go */
+    atomic_fetch_add(&works_ended, 1);
+}
+
+static int slow_acquire(void *self, const pdk_request *req, char id[PDK_ID_SIZE], pdk_error *err)
+{
+    work_slowly();
+    return thing_acquire(self, req, id, err);
+}
+
+static int slow_sync(void *self, const pdk_skills *skills, pdk_error *err)
+{
+    (void)self;
+    CHECK_STR(skills->projection_json, "{}");
+    work_slowly();
+    if (strcmp(skills->sandbox_id, "id-bad") != 0)
+        return 0;
+    err->kind = PDK_E_IO_ERROR;
+    snprintf(err->message, sizeof err->message, "cannot copy");
+    return -1;
+}
+
+static int slow_events(void *self, const char *id, pdk_network_event **out, pdk_error *err)
+{
+    (void)self, (void)err;
+    work_slowly();
+    *out = calloc(1, sizeof **out);
+    snprintf((*out)->request_id, sizeof (*out)->request_id, "of-%s", id);
+    return 1;
+}
+
+static int slow_deny(void *self, const char *id, pdk_error *err)
+{
+    (void)self, (void)id, (void)err;
+    work_slowly();
+    return 1;
+}
+
+static int slow_decide(void *self, const char *id, const char *request_id, pdk_network_decision decision, pdk_error *err)
+{
+    (void)self, (void)id, (void)err;
+    work_slowly();
+    return decision == PDK_NETWORK_ALLOW && strcmp(request_id, "r1") == 0;
+}
+
+static pdk_impl *slow_thing(void)
+{
+    pdk_impl_ops ops = BARE;
+    ops.acquire = slow_acquire;
+    ops.sync_skills = slow_sync;
+    ops.network_events = slow_events;
+    ops.deny_pending = slow_deny;
+    ops.decide = slow_decide;
+    return new_thing(&ops, NULL);
+}
+
+static void told(void *ctx, pdk_op *op)
+{
+    CHECK(pdk_op_poll(op, NULL) != 0);
+    (*(int *)ctx)++;
+}
+
+/* The host's loop: it turns while the operation runs, and hears of the end. */
+static int turn_until_told(pdk_runtime *rt, int *heard, bool slow)
+{
+    int turns = 0;
+    if (slow)
+        pthread_barrier_wait(&at_work);
+    for (; turns < 1000; turns++)
+        CHECK_INT(pdk_dispatch(rt, 10), 0);
+    if (slow)
+        pthread_barrier_wait(&at_work);
+    for (double until = test_now() + 20; *heard == 0 && test_now() < until;)
+        if (pdk_dispatch(rt, 10) == 0)
+            usleep(1000);
+    return turns;
+}
+
+TEST("an asynchronous acquire runs the blocking one on a worker: the same id or error, the host's loop turns meanwhile [A3]")
+{
+    PDK_AUTO_ERROR err = PDK_NO_ERROR;
+    pdk_impl *impl = slow_thing();
+    char id[PDK_ID_SIZE] = "", thread[] = "t1";
+    int heard = 0;
+    pthread_barrier_init(&at_work, NULL, 2);
+    hold_work = true;
+    pdk_op *op = pdk_impl_acquire_async(impl, &(pdk_request){ .thread = thread }, told, &heard, &err);
+    REQUIRE(op != NULL);
+    thread[0] = 'x'; /* it has a copy */
+    CHECK_INT(pdk_op_poll(op, &err), 0);
+    CHECK_INT(turn_until_told(NULL, &heard, true), 1000);
+    CHECK_INT(pdk_op_poll(op, &err), 1);
+    CHECK_INT(pdk_op_id(op, id), 1);
+    CHECK_STR(id, "id-t1");
+    pdk_op_free(op);
+    hold_work = false;
+    op = pdk_impl_acquire_async(impl, &(pdk_request){ .thread = "fail" }, NULL, NULL, &err);
+    CHECK_INT(pdk_op_wait(op, 20, &err), -1);
+    CHECK_KIND(err, PDK_E_CAPACITY_EXHAUSTED);
+    CHECK_INT(pdk_op_id(op, id), 0);
+    pdk_op_free(op);
+    op = pdk_impl_acquire_async(impl, &(pdk_request){ .thread = "t2" }, NULL, NULL, &err);
+    pdk_impl_unref(impl); /* the operation keeps it */
+    CHECK_INT(pdk_op_wait(op, 20, &err), 1);
+    CHECK_INT(pdk_op_id(op, id), 1);
+    CHECK_STR(id, "id-t2");
+    pdk_op_free(op);
+    CHECK(pdk_impl_acquire_async(NULL, NULL, NULL, NULL, &err) == NULL);
+    CHECK_KIND(err, PDK_E_INVALID_ARGUMENT);
+    pthread_barrier_destroy(&at_work);
+    tidy();
+}
+
+TEST("network decisions and skills run on a worker too: their answers, their errors [R5, S2]")
+{
+    PDK_AUTO_ERROR err = PDK_NO_ERROR;
+    pdk_impl *impl = slow_thing();
+    pdk_network_event *events = NULL;
+    int heard = 0;
+    pthread_barrier_init(&at_work, NULL, 2);
+    hold_work = true;
+    for (int which = 0; which < 4; which++) {
+        const pdk_skills skills = { .sandbox_id = "id-1", .user = "u", .thread = "t", .projection_json = "{}" };
+        heard = 0;
+        pdk_op *op = which == 0   ? pdk_impl_network_events_async(impl, "id-1", 0, told, &heard, &err)
+                     : which == 1 ? pdk_impl_deny_pending_async(impl, "id-1", 0, told, &heard, &err)
+                     : which == 2 ? pdk_impl_decide_async(impl, "id-1", "r1", PDK_NETWORK_ALLOW, 0, told, &heard, &err)
+                                  : pdk_impl_sync_skills_async(impl, &skills, 0, told, &heard, &err);
+        REQUIRE(op != NULL);
+        CHECK_INT(turn_until_told(NULL, &heard, true), 1000);
+        CHECK_INT(pdk_op_poll(op, &err), 1);
+        CHECK_INT(pdk_op_answer(op), which < 3);
+        CHECK_INT(pdk_op_events(op, &events), which == 0);
+        if (which == 0)
+            CHECK_STR(events->request_id, "of-id-1");
+        free(events);
+        pdk_op_free(op);
+    }
+    hold_work = false;
+    pdk_op *op = pdk_impl_sync_skills_async(impl, &(pdk_skills){ .sandbox_id = "id-bad", .projection_json = "{}" }, 0, NULL, NULL, &err);
+    CHECK_INT(pdk_op_wait(op, 20, &err), -1);
+    CHECK_KIND(err, PDK_E_IO_ERROR);
+    pdk_op_free(op);
+    CHECK(pdk_impl_decide_async(impl, "id-1", "r1", PDK_NETWORK_DENY, -1, NULL, NULL, &err) == NULL);
+    CHECK_KIND(err, PDK_E_INVALID_ARGUMENT);
+    pdk_impl_unref(impl);
+    pthread_barrier_destroy(&at_work);
+    tidy();
+}
+
+TEST("a sync that is cancelled while it runs, once or twice, tells its caller when it has ended; its late failure is not told [S3, F12]")
+{
+    for (int times = 1; times <= 2; times++) {
+        PDK_AUTO_ERROR err = PDK_NO_ERROR;
+        pdk_impl *impl = slow_thing();
+        pthread_barrier_init(&at_work, NULL, 2);
+        hold_work = true;
+        works_ended = 0;
+        const pdk_skills skills = { .sandbox_id = times == 1 ? "id-1" : "id-bad", .projection_json = "{}" };
+        pdk_op *op = pdk_impl_sync_skills_async(impl, &skills, 0, NULL, NULL, &err);
+        REQUIRE(op != NULL);
+        pthread_barrier_wait(&at_work);
+        for (int i = 0; i < times; i++)
+            CHECK_INT(pdk_cancel(op), 0);
+        CHECK_INT(pdk_op_wait(op, 0.1, &err), 0); /* still at work */
+        CHECK_INT(atomic_load(&works_ended), 0);
+        pthread_barrier_wait(&at_work);
+        CHECK_INT(pdk_op_wait(op, 20, &err), -1);
+        CHECK_KIND(err, PDK_E_CANCELLED);
+        CHECK_INT(atomic_load(&works_ended), 1);
+        CHECK_INT(pdk_cancel(op), 1);
+        pdk_op_free(op);
+        pdk_impl_unref(impl);
+        hold_work = false;
+        pthread_barrier_destroy(&at_work);
+    }
+    tidy();
+}
+
+TEST("a runtime's skills and network decisions as operations, with threads and without: the defaults [R1, R5, S1, S2]")
+{
+    for (int threads = 0; threads < 2; threads++) {
+        PDK_AUTO_ERROR err = PDK_NO_ERROR;
+        char id[PDK_ID_SIZE];
+        pdk_network_event *events;
+        pdk_impl *impl = pdk_impl_of(world_open(threads ? "threads = true," : "threads = false,"), &err);
+        pdk_runtime *rt = pdk_impl_runtime(impl);
+        pdk_op *op = pdk_impl_acquire_async(impl, &(pdk_request){ .thread = "t1" }, NULL, NULL, &err);
+        REQUIRE(op != NULL);
+        CHECK_INT(pdk_op_wait(op, 20, &err), 1);
+        CHECK_INT(pdk_op_id(op, id), 1);
+        pdk_op_free(op);
+        const pdk_skills skills = { .sandbox_id = id };
+        pdk_op *ops[] = { pdk_sync_skills_async(rt, &skills, 5, NULL, NULL, &err),
+                          pdk_network_events_async(rt, id, 5, NULL, NULL, &err), pdk_deny_pending_async(rt, id, 5, NULL, NULL, &err),
+                          pdk_decide_async(rt, id, "r", PDK_NETWORK_DENY, 5, NULL, NULL, &err),
+                          pdk_impl_deny_pending_async(impl, id, 5, NULL, NULL, &err) };
+        for (size_t i = 0; i < sizeof ops / sizeof *ops; i++) {
+            CHECK_INT(pdk_op_wait(ops[i], 20, &err), 1);
+            CHECK_INT(pdk_op_answer(ops[i]), 0);
+            CHECK_INT(pdk_op_events(ops[i], &events), 0);
+            pdk_op_free(ops[i]);
+        }
+        CHECK_INT(pdk_impl_shutdown(impl, &err), 0);
+        CHECK_KIND(err, PDK_OK);
+        pdk_impl_unref(impl);
+    }
     tidy();
 }
 
