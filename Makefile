@@ -132,6 +132,10 @@ bench:  ## the measurements: the core alone, then real sandboxes beside bwrap an
 	@$(B)/bench $(filter --json,$(ARGS)) $(CORE)
 	@. $(OUT)/env.sh && $(OUT)/bin/paddock bench $(ARGS) $(SCENARIO)
 
+bench-containers:  ## what paddock adds to a container engine's own times, and its calls of it; ARGS="--engine docker --plane guest --rounds 20"
+	@$(MAKE) build
+	@. $(OUT)/env.sh && python3 tests/support/engines.py run $(LUA) tests/bench/containers.lua $(ARGS)
+
 soak-containers:  ## cycles of containers on both real engines, and what they leave; CYCLES=2000 ENGINE=docker|podman
 	@$(MAKE) build
 	@. $(OUT)/env.sh && python3 tests/support/engines.py run $(LUA) tests/live/containers_soak.lua \
@@ -160,7 +164,7 @@ install-lua: build
 clean:  ## remove build/
 	$(Q)rm -rf build
 
-.PHONY: help deps deps-build deps-test build demo run test soak soak-containers asan tsan valgrind bench lint fmt contract install install-lua clean tests-c \
+.PHONY: help deps deps-build deps-test build demo run test soak soak-containers bench-containers asan tsan valgrind bench lint fmt contract install install-lua clean tests-c \
         examples FORCE
 
 # ---- files -------------------------------------------------------------------------------------------------
