@@ -212,6 +212,99 @@ static void passing(const char *name)
     close_runtime(rt);
 }
 
+/* ---- asynchronous operations ---- */
+
+static void idle_dispatch(const char *name)
+{
+    enum { CALLS = 1000000 };
+    pdk_runtime *rt = open_runtime("");
+    pdk_box_free(acquire(rt, 0));
+    double values[ROUNDS];
+    for (int round = -1; round < ROUNDS; round++) {
+        pdk_ns start = pdk_now_monotonic();
+        for (int i = 0; i < CALLS; i++)
+            pdk_dispatch(rt, 100);
+        if (round >= 0)
+            values[round] = seconds_since(start) / CALLS * 1e6;
+    }
+    report(name, "us", values, ROUNDS, "2");
+    close_runtime(rt);
+}
+
+static void count_end(void *ctx, pdk_op *op)
+{
+    pdk_error err = PDK_NO_ERROR;
+    if (pdk_op_poll(op, &err) != 1)
+        fail("acquire", &err);
+    pdk_box_free(pdk_op_box(op));
+    pdk_op_free(op);
+    ++*(int *)ctx;
+}
+
+static pdk_op *submit(pdk_runtime *rt, int number, pdk_callback callback, void *ctx)
+{
+    char thread[24];
+    pdk_error err = PDK_NO_ERROR;
+    snprintf(thread, sizeof thread, "t%d", number);
+    pdk_op *op = pdk_acquire_async(rt, &(pdk_request){ .thread = thread }, callback, ctx, &err);
+    if (op == NULL)
+        fail("acquire_async", &err);
+    return op;
+}
+
+/* From the first submission to the last callback, as a frame loop would see it. */
+static void concurrent(const char *name)
+{
+    enum { CREATES = 1000, TIMES = 3 };
+    double values[TIMES], submissions[TIMES], slowest[TIMES];
+    for (int round = 0; round < TIMES; round++) {
+        pdk_runtime *rt = open_runtime("backend_options = { create = 0.3 },");
+        int ended = 0;
+        pdk_ns start = pdk_now_monotonic(), longest = 0;
+        for (int i = 0; i < CREATES; i++) {
+            pdk_ns before = pdk_now_monotonic();
+            submit(rt, i, count_end, &ended);
+            pdk_ns took = pdk_now_monotonic() - before;
+            longest = took > longest ? took : longest;
+        }
+        submissions[round] = seconds_since(start) / CREATES * 1e6;
+        slowest[round] = (double)longest / 1e3;
+        while (ended < CREATES) {
+            pdk_dispatch(rt, 100);
+            pdk_sleep_ns(1000000);
+        }
+        values[round] = seconds_since(start);
+        close_runtime(rt);
+    }
+    report(name, "s", values, TIMES, "1");
+    report("  a submission", "us", submissions, TIMES, "");
+    report("  the slowest submission of a round", "us", slowest, TIMES, "");
+}
+
+/* What waits for its identity's turn takes no thread: all of it is memory of the operation. */
+static void waiting(const char *name)
+{
+    enum { MANY = 10000 };
+    pdk_runtime *rt = open_runtime("backend_options = { create = 2 },");
+    static pdk_op *ops[MANY];
+    int ended = 0;
+    submit(rt, 0, count_end, &ended);
+    pdk_sleep_ns(PDK_NS_PER_S / 2); /* it is inside create by now, and its worker is there */
+    double before = in_use();
+    for (int i = 0; i < MANY; i++)
+        ops[i] = submit(rt, 0, count_end, &ended);
+    pdk_sleep_ns(PDK_NS_PER_S / 2);
+    double each = (in_use() - before) / MANY;
+    for (int i = 0; i < MANY; i++)
+        pdk_op_free(ops[i]);
+    while (ended == 0)
+        pdk_dispatch(rt, 100);
+    report(name, "bytes", &each, 1, "4096");
+    double left = (in_use() - before) / MANY;
+    report("  left of each after it was cancelled", "bytes", &left, 1, "0");
+    close_runtime(rt);
+}
+
 /* ---- */
 
 static const struct {
@@ -223,6 +316,9 @@ static const struct {
     { "acquire + release, a warm hit, 10,000 others active", warm_among },
     { "reaper pass over 100,000 warm sandboxes, none due", crowd },
     { "memory that stays after identities have come and gone", passing },
+    { "dispatch of an idle runtime", idle_dispatch },
+    { "1,000 concurrent creates of 300 ms", concurrent },
+    { "memory of an operation that waits for its turn", waiting },
 };
 
 int main(int argc, char **argv)
