@@ -18,6 +18,11 @@ M.errors = errors
 M.version = core.version()
 --- Seconds on a monotonic clock, for measuring: plain Lua has none.
 M.now = core.now
+--- Waits so many seconds, without doing anything: plain Lua cannot. Inside a task it is scheduler:sleep that yields.
+---@param seconds number
+function M.sleep(seconds)
+  core.wait({}, core.now() + seconds)
+end
 
 ---@class paddock.Request
 ---@field user string?          up to 4096 bytes, anything in them; default: the option `user`

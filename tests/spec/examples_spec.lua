@@ -50,6 +50,22 @@ describe("the hosts in examples", function()
     assert.truthy(text:find("refused: invalid_argument", 1, true), text)
   end)
 
+  it("in C runs a frame loop over an engine that hangs now and then", function()
+    if out() ~= "build" then pending("the C host is built in mode dev") end
+    local text = succeed("build/examples/frames examples/config/slow.lua 1.5 40")
+    assert.truthy(text:find("without paddock +%d+ frames, longest"), text)
+    assert.truthy(text:find("with paddock +%d+ frames, longest"), text)
+    assert.truthy(text:find("%d+ turns, %d+ time limits, %d+ bytes of output, 0 failures"), text)
+    local _, status = support.sh("build/examples/frames x 0")
+    assert.equal(64, status)
+  end)
+
+  it("in Lua runs a frame loop with a scheduler", function()
+    local text = succeed(lua() .. " examples/frames.lua examples/config/slow.lua 1.5 40")
+    assert.truthy(text:find("40 agents, %d+ frames at 60 Hz"), text)
+    assert.falsy(text:find("an agent failed", 1, true), text)
+  end)
+
   it("include the demo", function()
     needs_sandbox()
     local text = succeed(lua() .. " examples/demo.lua")
@@ -63,7 +79,7 @@ describe("the configurations in examples", function()
   before_each(function() world = support.world() end)
   after_each(function() world:assert_quiet() end)
 
-  for _, name in ipairs { "process", "policies", "workdir" } do
+  for _, name in ipairs { "process", "policies", "workdir", "slow" } do
     it("are accepted: " .. name, function()
       local options = require("paddock.config").load_file("examples/config/" .. name .. ".lua")
       options.backend = world.backend
