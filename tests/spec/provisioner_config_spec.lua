@@ -109,11 +109,11 @@ describe("doctor, asked about a provisioner", function()
   teardown(function() double:stop() end)
   before_each(function() double:tell { reset = true } end)
 
-  local function check(own, backend)
+  local function check(backend_options, backend)
     local probe = setmetatable({ provisioner = function(options) return driver_module.new(options) end },
       { __index = function() return function() return nil end end })
     local options = { url = double.url }
-    for k, v in pairs(own or {}) do options[k] = v end
+    for k, v in pairs(backend_options or {}) do options[k] = v end
     local asked = { backend = backend or "provisioner", backend_options = options, state_dir = "/" }
     for _, one in ipairs(doctor.examine(probe, asked, {})) do
       if one.name == "provisioner" then return one end

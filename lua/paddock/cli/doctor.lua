@@ -323,7 +323,7 @@ CHECKS["provisioner"] = function(probe, config)
   local options = config.backend_options
   local made, driver = pcall(probe.provisioner, options)
   if not made then return fail(status.line(driver), "correct the configuration") end
-  local began, seconds = os.time(), nil
+  local began = os.time()
   local asked, can = pcall(driver.probe, driver)
   if not asked then
     return fail(status.line(can), "is it running, and reachable from here? backend_options.url and api_key name it; "
@@ -335,7 +335,7 @@ CHECKS["provisioner"] = function(probe, config)
   end
   local listed, sandboxes = pcall(driver.list, driver)
   if not listed then return fail(status.line(sandboxes), "see the provisioner's own log") end
-  seconds = os.time() - began
+  local seconds = os.time() - began
   local scheme, host = driver.options.url:match("^(https?)://([^/:]+)")
   if scheme == "http" and options.api_key and not stays_near(host) then
     return warn(("%s answers; its key travels there in clear text"):format(driver.options.url), "use https")
