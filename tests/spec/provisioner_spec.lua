@@ -285,6 +285,39 @@ describe("the provisioner backend", function()
     assert.equal("hi\n", box:exec("echo hi").stdout)
   end)
 
+  it("admits a reclaimed or adopted one through the same gate [B121]", function()
+    for _, how in ipairs { "reclaimed", "adopted" } do
+      local rt = open { discover_timeout = 3 }
+      local id = rt:explain(ALICE).id
+      double:tell { reset = true }
+      if how == "reclaimed" then
+        rt:acquire(ALICE):release()
+      else
+        double:tell { pods = { [id] = { state = "running" } } }
+        rt:reconcile()
+      end
+      support.sh "sleep 5.1" -- what it answered a moment ago counts no more
+      double:tell { faults = { { route = "plane", refuse = true, times = 3 } } }
+      local box = rt:acquire(ALICE)
+      assert.equal("warm", box.source)
+      assert.equal("hi\n", box:exec("echo hi").stdout)
+      rt:shutdown()
+    end
+  end)
+
+  it("does not take a word that it does not know for a death: it may be suspended [B120]", function()
+    local rt = open()
+    local box = rt:acquire(ALICE)
+    box:release()
+    for _, patch in ipairs { { status = "Suspended" }, { status = "Suspended", sandbox_url = json.null } } do
+      double:tell { faults = { { route = "get", patch = patch } } }
+      local again = rt:acquire(ALICE)
+      assert.equal(box.generation, again.generation)
+      again:release()
+    end
+    assert.equal(0, double:count "delete")
+  end)
+
   it("waits for one that is still starting, and takes back one that never answers [B127 E13]", function()
     local rt = open { ready_timeout = 3 }
     double:tell { set = { slow_start = 0.4 } }

@@ -22,6 +22,12 @@ local PER_TRY = 5                -- seconds for one question whether a sandbox i
 local SEARCH_PAUSE, SEARCH_PAUSE_MAX = 0.1, 1       -- seconds between two looks for what a lost answer made
 local SETTLE = 3                 -- seconds after which what a lost create has not made by then counts as not made
 local SEEN_FRESH = 1             -- seconds for which what was seen need not be looked at again before a stop
+local ANSWERED_FRESH, ANSWERED_MOST = 5, 1000       -- seconds for which an answer of a sandbox opens its gate; how many are kept
+-- What the provisioner calls a sandbox that does not run and will not. Any other word (one that is suspended, say) is unknown.
+local DEAD = {
+  Pending = true, Failed = true, Succeeded = true, Terminating = true, Stopped = true, NotFound = true, Error = true,
+  OOMKilled = true, Evicted = true, CrashLoopBackOff = true,
+}
 
 ---@class paddock.ProvisionerOptions
 ---@field url string               the provisioner's address; may have a path
@@ -45,7 +51,7 @@ function M.new(options, runtime)
   return setmetatable({
     name = "provisioner",
     capabilities = { mounts = true, pause = false, snapshot = false, limits = false, fenced = false },
-    options = own, runtime = runtime or {},
+    options = own, runtime = runtime or {}, answered = {}, answered_count = 0,
   }, Backend)
 end
 
@@ -342,6 +348,22 @@ function Backend:_sandbox_headers(info)
   return headers
 end
 
+--- Remembers that a sandbox has answered just now.
+function Backend:_note_answer(info)
+  local key = info.generation or info.url
+  if self.answered[key] == nil then self.answered_count = self.answered_count + 1 end
+  if self.answered_count > ANSWERED_MOST then self.answered, self.answered_count = {}, 1 end
+  self.answered[key] = io.now()
+end
+
+--- The one gate of all ways to hand a sandbox out: made, found, reclaimed or adopted, it has answered a moment ago.
+function Backend:_gate(info)
+  local at = self.answered[info.generation or info.url]
+  if at and io.now() - at < ANSWERED_FRESH then return end
+  if self:ready(info, self:_patience()) then return end
+  fail(("sandbox %s runs but does not answer"):format(info.sandbox_id), "silent", info.sandbox_id)
+end
+
 --- Whether its server answers, asked for as long as `seconds`.
 ---@param info table
 ---@param seconds number
@@ -357,12 +379,22 @@ function Backend:ready(info, seconds)
       method = "GET", url = info.url .. "/v1/sandbox", headers = self:_sandbox_headers(info), timeout = limit,
       connect_timeout = limit, max_body = ONE_ANSWER, ca_file = self.options.ca_file,
     }
-    if response and response.status == 200 then return true end
+    if response and response.status == 200 then
+      self:_note_answer(info)
+      return true
+    end
     if err and (err.kind == "cancelled" or err.kind == "timeout") then error(err, 0) end
     left = deadline - io.now()
     if left <= 0 then return false end
     io.sleep(math.min(interval, left))
   end
+end
+
+--- How long a sandbox that should be there may take to answer, within the time that the caller has.
+function Backend:_patience()
+  local left = io.deadline()
+  local own = self.runtime.discover_timeout or 5
+  return left and math.max(0.05, math.min(own, left - 0.2)) or own
 end
 
 --- A running sandbox of that id that answers, made by whichever process; nil when there is none. One that is still starting
@@ -373,7 +405,7 @@ function Backend:discover(id)
   local s = self:_get(check_id(id))
   if not s or s.status ~= "Running" or not s.url then return nil end
   local info = self:_info(s)
-  return self:ready(info, self.runtime.discover_timeout or 5) and info or nil
+  return self:ready(info, self:_patience()) and info or nil
 end
 
 --- Whether that generation runs. Nothing found is looked up once more, at the Pod: a 404 of somebody in between must not
@@ -387,8 +419,8 @@ function Backend:alive(info)
     self:_presence(id)
     return false
   end
-  if s.status == nil or s.status == "Unknown" then
-    fail(("the provisioner does not know the state of sandbox %s"):format(id), "unknown_status", id)
+  if s.status ~= "Running" and not DEAD[s.status or ""] then
+    fail(("the state of sandbox %s is unknown: the provisioner calls it %s"):format(id, s.status or "nothing"), "unknown_status", id)
   elseif info.generation and not s.generation then
     fail(("the provisioner does not say which Pod is behind sandbox %s"):format(id), "unknown_generation", id)
   end
@@ -482,13 +514,14 @@ end
 
 --- A client of that sandbox; it carries what the sandbox attested when it was admitted.
 ---@param info table
----@param opts { command_timeout: number?, token: string? }?   the token: for an image whose server is paddock-guest, which wants one
+---@param opts { command_timeout: number?, token: string?, own: boolean? }?   the token: for an image whose server is paddock-guest, which wants one
 ---@return paddock.AioClient
 function Backend:connect(info, opts)
   local id = id_of(info, "connect")
   if type(info.url) ~= "string" then
     errors.raise("lost", ("sandbox %s has no address"):format(id), { reason = "no_endpoint", sandbox_id = id })
   end
+  if not opts or opts.own ~= false then self:_gate(info) end
   local client = aio.new {
     url = info.url, headers = self:_sandbox_headers(info), ca_file = self.options.ca_file, token = opts and opts.token,
     command_timeout = opts and opts.command_timeout or self.runtime.command_timeout,
