@@ -514,7 +514,8 @@ end
 
 --- A client of that sandbox; it carries what the sandbox attested when it was admitted.
 ---@param info table
----@param opts { command_timeout: number?, token: string?, own: boolean? }?   the token: for an image whose server is paddock-guest, which wants one
+---@param opts { command_timeout: number?, token: string?, own: boolean? }?   the token: for an image whose server is
+---  paddock-guest, which wants one
 ---@return paddock.AioClient
 function Backend:connect(info, opts)
   local id = id_of(info, "connect")
