@@ -117,6 +117,20 @@ describe("a deer-flow", function()
       assert.not_equal(id(open(), PROJECTION), id(open { skills = { container_path = "/custom-skills" } }, PROJECTION))
     end)
 
+    it("that changes between two turns of a thread: the former sandbox goes, unless it is held [C6, E7, E8]", function()
+      local rt = open()
+      local held = rt:acquire(who("alice", "t1"))
+      local err = support.caught(rt.acquire, rt, who("alice", "t1", PROJECTION))
+      assert.same({ "replacement_deferred", "identity_outdated" }, { err.kind, err.reason })
+      assert.equal("ok\n", held:exec("echo ok").stdout)
+      assert.equal(0, world:count "destroy")
+      local loose = rt:acquire { user = "alice", thread = "t2", holder = false }
+      local box = rt:acquire(who("alice", "t2", PROJECTION))
+      assert.not_equal(loose.id, box.id)
+      assert.equal(1, world:count("destroy", loose.id))
+      assert.is_nil(rt:inspect(loose.id))
+    end)
+
     it("changes with a custom skills root, and is the plain one with the default root [C9]", function()
       local a, b = open { skills = { container_path = "/custom-skills-a" } }, open { skills = { container_path = "/custom-skills-b" } }
       local plain = id(open())

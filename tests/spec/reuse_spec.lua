@@ -126,6 +126,22 @@ describe("reuse", function()
     assert.same({ "replacement_deferred", "incompatible" }, { err.kind, err.reason })   -- it is held
   end)
 
+  it("orphans with too little room are taken down, the others are adopted [I2]", function()
+    local rt = open { policy_options = { remote = true, base_dir = root, max_running = 8 }, replicas = 10 }
+    for capacity = 4, 13, 3 do
+      world:add("orphan-" .. capacity, { attestation = { capacity = capacity }, identity = { user = "u", thread = "t" .. capacity } })
+    end
+    rt:reconcile()
+    rt:advance(400)
+    rt:reconcile()
+    for capacity = 4, 13, 3 do
+      local id = "orphan-" .. capacity
+      assert.equal(capacity >= 9, world:container(id).running, id)
+      assert.equal(capacity >= 9 and "warm" or nil, world:state_of(id, rt), id)
+    end
+    for _, c in ipairs(world.order) do c.running = false end
+  end)
+
   it("an exact number is compared as any other name, and other names too [I2]", function()
     local rt = open()
     prepare(rt, "warm", { capacity = 12, gpu = "a100" })
