@@ -408,19 +408,41 @@ static int task_goes_on(lua_State *L, int status, lua_KContext ctx)
 typedef struct waiting {
     pdk_op *op;
     double seconds;
+    bool own;           /* the operation is this very call's: who interrupts the call cancels it */
 } waiting;
 
+static const double LOOK_S = 0.05; /* how soon a wait sees that its caller was interrupted */
+
+/* As pdk_op_wait, but looks now and then whether this thread's caller was interrupted (Ctrl-C in the prompt). */
 static void wait_job(void *arg)
 {
     pdk_ljob *job = arg;
     waiting *w = job->arg;
-    job->rc = pdk_op_wait(w->op, w->seconds, &job->err);
+    const pdk_limit *limit = pdk_limit_current();
+    double left = w->seconds;
+    if (!pdk_limit_can_cancel(limit)) {
+        job->rc = pdk_op_wait(w->op, left, &job->err);
+        return;
+    }
+    while ((job->rc = pdk_op_wait(w->op, left >= 0 && left < LOOK_S ? left : LOOK_S, &job->err)) == 0) {
+        if (left >= 0 && (left -= LOOK_S) <= 0)
+            return;
+        if (!pdk_limit_cancelled(limit))
+            continue;
+        if (w->own) {
+            pdk_cancel(w->op);
+            job->rc = pdk_op_wait(w->op, -1, &job->err); /* what has begun is drained */
+        } else {
+            job->rc = pdk_fail(&job->err, PDK_E_CANCELLED, 0, "the wait was interrupted; the operation goes on");
+        }
+        return;
+    }
 }
 
 /* Waits for the operation at index `at` and pushes its results; -1 = it is not over.  stack: raises */
-static int wait_here(lua_State *L, int at, pdk_lop *lop, double seconds)
+static int wait_here(lua_State *L, int at, pdk_lop *lop, double seconds, bool own)
 {
-    waiting w = { lop->op, seconds };
+    waiting w = { lop->op, seconds, own };
     pdk_ljob job = { .grip = lop->grip, .err = PDK_NO_ERROR, .arg = &w };
     pdk_run_blocking(L, &job, wait_job);
     pdk_error_clear(&job.err);
@@ -440,7 +462,7 @@ int pdk_lop_end(lua_State *L, pdk_lop *lop, pdk_call_form form, pdk_op *op, pdk_
     if (form == PDK_FORM_ASYNC)
         return 1;
     if (form == PDK_FORM_BLOCK)
-        return wait_here(L, at, lop, -1);
+        return wait_here(L, at, lop, -1, true);
     lua_pushvalue(L, at);
     return lua_yieldk(L, 1, at, task_goes_on);
 }
@@ -470,7 +492,7 @@ static int op_wait(lua_State *L)
         return pdk_bad_argument(L, "seconds", "must be a number, 0 or more");
     lua_settop(L, 1);
     lua_pushboolean(L, true);
-    int n = wait_here(L, 1, lop, isinf(seconds) ? -1 : seconds);
+    int n = wait_here(L, 1, lop, isinf(seconds) ? -1 : seconds, false);
     if (n >= 0)
         return n + 1;
     lua_pushnil(L);

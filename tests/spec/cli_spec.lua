@@ -325,6 +325,63 @@ describe("the program", function()
     end
   end)
 
+  it_runs("exec shows the output as it comes, both streams, byte for byte", function()
+    local script = ([[export XDG_STATE_HOME=%s
+      env --default-signal=INT,TERM paddock exec -n 'printf "a\0\377b"; printf "c\0d" >&2; sleep 60' > %s/out 2> %s/err & pid=$!
+      for i in $(seq 100); do [ -s %s/out ] && [ -s %s/err ] && break; sleep 0.1; done
+      kill -0 $pid && cp %s/out %s/seen-out && cp %s/err %s/seen-err
+      kill -INT $pid; wait $pid; echo code $?]]):gsub("%%s", folder)
+    assert.matches("code 130\n$", (support.sh(script)))
+    assert.equal("a\0\255b", support.read_file(folder .. "/seen-out")) -- while the command was running
+    assert.equal("c\0d", support.read_file(folder .. "/seen-err"))
+    assert.equal("a\0\255b", support.read_file(folder .. "/out"))
+    local code, out, err = paddock("exec", "for i in 1 2 3; do echo $i; echo e$i >&2; done; exit 4")
+    assert.same({ 4, "1\n2\n3\n", "e1\ne2\ne3\n" }, { code, out, err })
+    local doc = json_of("exec", "--json", "echo out; echo err >&2")
+    assert.same({ "out\n", "err\n" }, { doc.stdout, doc.stderr })
+  end)
+
+  it_runs("exec whose output nobody reads any more still takes its sandbox down", function()
+    local out = support.sh(("XDG_STATE_HOME=%s paddock exec -n 'yes | head -n 200000' 2> %s/err | head -n 1"):format(folder, folder))
+    assert.equal("y\n", out)
+    assert.is_true(support.eventually(function() return #ids() == 0 end))
+  end)
+
+  it_runs("exec that is interrupted once while its sandbox is made takes it down, and twice exits at once [B181]", function()
+    support.sh("mkdir " .. folder .. "/things")
+    support.write_file(folder .. "/engine.lua", ([[
+      local io = require "paddock.io"
+      local function path(id) return "%s/things/" .. id end
+      local function info(id) return io.fs.exists(path(id)) and { sandbox_id = id, generation = "g1" } or nil end
+      local client = { exec = function() return { outcome = "completed", exit_code = 0, stdout = "", stderr = "" } end,
+        open_session = function() end, close_session = function() end }
+      return { name = "commits first", capabilities = { fenced = false },
+        create = function(_, spec) -- it is there before the answer
+          io.fs.write_atomic(path(spec.sandbox_id), "")
+          io.sleep(4)
+          return info(spec.sandbox_id)
+        end,
+        destroy = function(_, i) io.fs.unlink(path(i.sandbox_id)) end,
+        inspect = function(_, id) return info(id) end, discover = function(_, id) return info(id) end,
+        alive = function() return true end, ready = function() return true end, connect = function() return client end }
+    ]]):format(folder))
+    local script = [[export XDG_STATE_HOME=FOLDER USER=ann
+      env --default-signal=INT,TERM paddock exec -n --backend FOLDER/engine.lua true & pid=$!
+      for i in $(seq 100); do [ "$(ls FOLDER/things)" ] && break; sleep 0.05; done
+      kill -INT $pid; SECOND wait $pid; echo code $?; echo left $(ls FOLDER/things | wc -l)]]
+    script = script:gsub("FOLDER", folder)
+    local first = support.sh((script:gsub("SECOND", "")))
+    assert.matches("code 130\nleft 0\n$", first)
+    local start = os.time()
+    local second = support.sh((script:gsub("SECOND", "sleep 0.2; kill -INT $pid;")))
+    assert.matches("code 130\nleft 1\n$", second)
+    assert.is_true(os.time() - start < 4, "it waited")
+    -- What is left carries the name by which the next one finds it.
+    local code = paddock("exec", "--destroy", "--backend", folder .. "/engine.lua", "true")
+    assert.equal(0, code)
+    assert.equal("", (support.sh("ls " .. folder .. "/things")))
+  end)
+
   it_runs("gc takes down what nobody owns once its time is over, and leaves what is held", function()
     support.write_file(folder .. "/config.lua", "return { idle_timeout = 1 }")
     local config = folder .. "/config.lua"

@@ -203,6 +203,20 @@ describe("the program's prompt", function()
     assert.equal("paddock: the input ends in the middle of a statement\n", err)
   end)
 
+  it("submits operations, whose callbacks run before the next prompt, and runs a scheduler", function()
+    if not have then pending(why) return end
+    local _, out, err = typed { "op = rt:acquire_async { user = 'a', thread = 't' }", "op", "op:poll()", "op:wait()", "op",
+      "_, box = op:poll()", "o = box:exec_async('echo hi', { on_output = print }, function(x) print('told of', x) end) tick()",
+      "s = paddock.scheduler()",
+      "t = s:spawn(function() local b <close> = rt:acquire { user = 'b', thread = 't' } return b:exec('echo straight').stdout end)",
+      "s:run()", "t:wait()" }
+    assert.equal("", err)
+    assert.matches("^paddock operation %(acquire, under way%)\n", out)
+    assert.matches("paddock operation %(acquire, done%)\n", out)
+    assert.matches("stdout\thi\n\ntold of\tpaddock operation %(exec, done%)\n", out)
+    assert.matches('"straight\\n"\n', out)
+  end)
+
   it("edits lines on a terminal: completion, history, Ctrl-C, Ctrl-D", function()
     if not have then pending(why) return end
     if select(2, support.sh("python3 -c 'import pty'")) ~= 0 then pending("python3 is not there to open a terminal") return end

@@ -122,6 +122,20 @@ local function give_back(ctx, rt, box, options)
   return status.of_error(err)
 end
 
+--- An acquire that fails, or is interrupted, may have made a sandbox all the same: what has begun is brought to its end.
+local function acquire(ctx, rt, options, thread)
+  local made
+  rt:on("created", function(record) made = record.sandbox_id end)
+  local ok, box = pcall(rt.acquire, rt, { user = options.user, thread = thread })
+  if ok then return box end
+  native.calm()
+  if made and not options.keep then
+    local gone, why = pcall(rt.destroy, rt, made)
+    if not gone then ctx.warn(("sandbox %s may still run: %s"):format(made, status.line(why))) end
+  end
+  error(box, 0)
+end
+
 local function show(ctx, options, box, result, thread)
   if options.json then
     ctx.out(render.json(document(box, result, options.user, thread)))
@@ -148,7 +162,7 @@ function M.run(ctx, options, words)
   local thread = options.thread or "default"
   local id = rt:explain({ user = options.user, thread = thread }).id -- a failing policy: acquire says it better
   local _turn <close> = type(id) == "string" and world.sole_user(config, id, args.quoted(options.user .. "/" .. thread)) or nil
-  local box = rt:acquire { user = options.user, thread = thread }
+  local box = acquire(ctx, rt, options, thread)
   local ok, result = pcall(box.exec, box, M.command_line(words),
     { timeout = options.timeout, env = env, cwd = options.cwd, stdin = stdin, on_output = output_to(ctx, options) })
   local shown, why = true, nil

@@ -23,6 +23,8 @@ ps()                       what this runtime knows            explain(user, thre
 tick()                     reap, renew, reconcile what is due reload()                load the policies again
 rt                         the runtime: rt:destroy(id) rt:inspect(id) rt:park(id) rt:stats() rt:capabilities()
                            rt:get(id) rt:retain(id, {holder=}) rt:list() rt:reconcile() rt:shutdown()
+rt:acquire_async{user=}    returns at once: op:poll() op:wait(s) op:cancel(); likewise box:exec_async("ls"), rt:destroy_async(id)
+paddock.scheduler()        s:spawn(function() ... end) s:run(): inside, acquire, exec and release yield instead of waiting
 paddock                    the module: paddock.open{...} opens another runtime, with options of its own
 = expr                     shows a value, as the expression alone does; _ is the last one
 :help  :quit  :events on|off   what happens is shown as it happens: * parked 3f1c... reason=last release
@@ -63,6 +65,11 @@ local function box_line(box)
     tostring(box.generation), tostring(box.token), tostring(box.holder))
 end
 
+--- An operation says itself how it stands.
+local function is_op(value)
+  return type(value) == "userdata" and tostring(value):find("^paddock operation") ~= nil
+end
+
 local function is_result(value)
   return type(value) == "table" and rawget(value, "outcome") ~= nil and rawget(value, "stdout") ~= nil
 end
@@ -88,6 +95,7 @@ function Repl:show(value)
     return ("runtime, %d sandboxes; ps() lists them, :help shows its methods"):format(#self.rt:list())
   end
   if is_box(value) then return box_line(value) end
+  if is_op(value) then return tostring(value) end
   if is_result(value) then return result_text(value) end
   return render.value(value)
 end
