@@ -152,7 +152,7 @@ static found install(acq *a, const candidate *c, pdk_client **client, int64_t to
     *client = old;
     pdk_entry_move(&rt->pool, e, PDK_ACTIVE);
     e->intents--;
-    e->retry = false;
+    pdk_entry_set_retry(&rt->pool, e, false);
     e->health_ok_at = pdk_clock_now(rt->clock);
     if (e->created_at == 0)
         e->created_at = e->health_ok_at;

@@ -204,7 +204,7 @@ static void keep_for_retry(victim *v)
         e->client = NULL;
         pdk_entry_move(&rt->pool, e, PDK_KEPT);
     }
-    e->retry = true;
+    pdk_entry_set_retry(&rt->pool, e, true);
     e->journaled |= v->journaled;
     e->doomed |= v->doomed;
     pdk_pool_set_due(&rt->pool, e, pdk_after(pdk_clock_now(rt->clock), pdk_seconds(rt->config.reap_interval)));

@@ -179,7 +179,8 @@ bool pdk_entry_set_info(pdk_pool *p, pdk_entry *e, pdk_view info, bool new_incar
     if (!same) { /* what is known of a generation is not true of the next one */
         memset(e->plane, 0, sizeof e->plane);
         scopes_free(e);
-        e->retry = e->journaled = e->doomed = false;
+        pdk_entry_set_retry(p, e, false);
+        e->journaled = e->doomed = false;
         e->created_at = 0;
     }
     if (!same || new_incarnation)
@@ -297,6 +298,15 @@ static void set_mapped(pdk_pool *p, pdk_entry *e, bool mapped)
     e->mapped = mapped;
 }
 
+void pdk_entry_set_retry(pdk_pool *p, pdk_entry *e, bool retry)
+{
+    if (e->retry)
+        p->retries[e->state]--;
+    if (retry)
+        p->retries[e->state]++;
+    e->retry = retry;
+}
+
 void pdk_entry_move(pdk_pool *p, pdk_entry *e, pdk_state to)
 {
     assert(MOVES[e->state][to]);
@@ -304,8 +314,10 @@ void pdk_entry_move(pdk_pool *p, pdk_entry *e, pdk_state to)
     if (e->state == PDK_WARM)
         lru_remove(p, e);
     p->count[e->state]--;
+    p->retries[e->state] -= e->retry;
     e->state = to;
     p->count[to]++;
+    p->retries[to] += e->retry;
     if (to == PDK_WARM)
         lru_add(p, e);
     set_mapped(p, e, to == PDK_ACTIVE && e->has_identity);
@@ -321,7 +333,8 @@ void pdk_entry_move(pdk_pool *p, pdk_entry *e, pdk_state to)
         free(e->thread);
         e->generation = e->user = e->thread = NULL;
         e->user_len = e->thread_len = 0;
-        e->has_identity = e->retry = e->journaled = e->doomed = e->park_asked = e->keep_del = false;
+        pdk_entry_set_retry(p, e, false);
+        e->has_identity = e->journaled = e->doomed = e->park_asked = e->keep_del = false;
         e->incarnation = 0;
         e->token = e->guest_token = 0;
         if (e->lease == PDK_LEASE_OWN)
@@ -345,7 +358,8 @@ void pdk_entry_doomed(pdk_pool *p, pdk_entry *e, pdk_ns now)
 {
     if (e->state == PDK_ABSENT)
         return;
-    e->doomed = e->retry = true;
+    e->doomed = true;
+    pdk_entry_set_retry(p, e, true);
     pdk_pool_set_due(p, e, now);
 }
 
@@ -450,10 +464,11 @@ void pdk_client_unref(pdk_client *c)
 void pdk_pool_check(pdk_pool *p)
 {
 #ifdef PDK_CHECKS
-    size_t count[PDK_STATES] = { 0 }, warm = 0;
+    size_t count[PDK_STATES] = { 0 }, retries[PDK_STATES] = { 0 }, warm = 0;
     for (pdk_node *n = pdk_map_each(&p->ids, NULL); n != NULL; n = pdk_map_each(&p->ids, n)) {
         pdk_entry *e = PDK_OF(n, pdk_entry, by_id);
         count[e->state]++;
+        retries[e->state] += e->retry;
         int holders = 0;
         for (pdk_holder *h = e->holders; h != NULL; h = h->next, holders++)
             assert(h->entry == e);
@@ -469,7 +484,7 @@ void pdk_pool_check(pdk_pool *p)
         assert(p->heap[i / 2]->due <= p->heap[i]->due);
     assert(warm == count[PDK_WARM]);
     for (int s = 0; s < PDK_STATES; s++)
-        assert(count[s] == p->count[s]);
+        assert(count[s] == p->count[s] && retries[s] == p->retries[s]);
 #else
     (void)p;
 #endif

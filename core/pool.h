@@ -107,6 +107,7 @@ typedef struct pdk_pool {
     pdk_cond changed;           /* a reservation or a renewal ended; on the real clock */
     pdk_map ids, identities, holders;
     size_t count[PDK_STATES];
+    size_t retries[PDK_STATES]; /* of those, the ones whose stop failed: neither in use nor to be had */
     size_t creating;            /* creates in flight, for the caps */
     pdk_entry *oldest, *newest; /* WARM */
     pdk_entry **heap;           /* by due, smallest first; heap[1..heap_len] */
@@ -133,6 +134,8 @@ bool pdk_entry_set_info(pdk_pool *p, pdk_entry *e, pdk_view info, bool new_incar
 
 /* The one place where a state changes; keeps maps, LRU, heap and counts. */
 void pdk_entry_move(pdk_pool *p, pdk_entry *e, pdk_state to) PDK_REQUIRES(p->registry);
+/* A stop of it failed, and it is fenced and to be stopped again; or not any more. The one place where `retry` changes. */
+void pdk_entry_set_retry(pdk_pool *p, pdk_entry *e, bool retry) PDK_REQUIRES(p->registry);
 /* Frees an ABSENT entry that nothing needs any longer. */
 void pdk_entry_sweep(pdk_pool *p, pdk_entry *e) PDK_REQUIRES(p->registry);
 /* Its guest says that it is doomed, although nothing here is tearing it down: a decision that was given up reached it late, or its

@@ -117,8 +117,11 @@ int pdk_runtime_stats(pdk_runtime *rt, pdk_pack *out, pdk_error *err)
     {
         PDK_GUARD(rt->pool.registry);
         const pdk_pool *p = &rt->pool;
+        size_t active = p->count[PDK_ACTIVE] - p->retries[PDK_ACTIVE], warm = p->count[PDK_WARM] - p->retries[PDK_WARM];
+        /* kept: whatever its state, nobody can have it, and it is to be stopped again */
+        size_t kept = p->count[PDK_KEPT] + p->retries[PDK_ACTIVE] + p->retries[PDK_WARM];
         const struct { const char *key; uint64_t n; } all[] = {
-            { "active", p->count[PDK_ACTIVE] },   { "warm", p->count[PDK_WARM] },          { "kept", p->count[PDK_KEPT] },
+            { "active", active },                 { "warm", warm },                        { "kept", kept },
             { "creating", p->creating },          { "holders", p->holders.count },         { "acquires", p->stats.acquires },
             { "from_active", p->stats.active },   { "from_warm", p->stats.warm },          { "from_discovered", p->stats.discovered },
             { "from_created", p->stats.created }, { "destroyed", p->stats.destroyed },     { "stop_failures", p->stats.stop_failures },

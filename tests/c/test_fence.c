@@ -172,7 +172,7 @@ static int swap_entry(const char *name, const char *id, const char *detail, doub
     PDK_GUARD(rt->pool.registry);
     pdk_entry *e = pdk_pool_find(&rt->pool, id);
     CHECK(pdk_entry_set_info(&rt->pool, e, pdk_view_of(&info), true));
-    e->retry = true;
+    pdk_entry_set_retry(&rt->pool, e, true);
     return 0;
 }
 
@@ -197,7 +197,7 @@ TEST("an entry swapped while its reclaim publishes stays warm and fenced, whatev
             REQUIRE(e != NULL);
             CHECK_INT(e->state, PDK_WARM);
             CHECK(e->retry && e->client == NULL && e->reserved == 0 && e->intents == 0);
-            e->retry = false; /* so that the end may stop it */
+            pdk_entry_set_retry(&rt->pool, e, false); /* so that the end may stop it */
         }
         pdk_box_free(box);
         world_end(rt);
