@@ -45,6 +45,7 @@ describe("the options of the provisioner backend", function()
     assert.matches("`backend_options.urll`", refused("invalid_argument", own, { urll = "x" }), 1, true)
     for key, values in pairs {
       create_timeout = { 0, -1, "30", 1e9, true }, delete_timeout = { 0, -5, 2 ^ 53 }, read_timeout = { 0, {} },
+      gone_timeout = { -1, "0", 1e9 },
       ca_file = { "relative.pem", 5, "" }, skills_root = { "skills", "/", "/a/../b", "/a//b", "/a/", 5 },
     } do
       for _, value in ipairs(values) do
@@ -81,7 +82,7 @@ describe("the options of the provisioner backend", function()
   it("must leave a margin between the longest stop and the ownership lease [B044]", function()
     assert.matches("`stop_timeout`", refused("invalid_argument", normalize, { stop_timeout = 170 }), 1, true)
     assert.matches("`stop_timeout`", refused("invalid_argument", normalize,
-      { stop_timeout = 20, ownership = { ttl = 38, renew_interval = 10 } }), 1, true) -- the provisioner's own limits count too
+      { stop_timeout = 20, ownership = { ttl = 80, renew_interval = 10 } }), 1, true) -- the provisioner's own limits count too
     assert.equal(20, normalize { stop_timeout = 20, ownership = { ttl = 120, renew_interval = 10 } }.stop_timeout)
   end)
 

@@ -31,7 +31,7 @@ describe("a runtime with the provisioner backend", function()
 
   local function open(opts, own)
     local options = { backend = "provisioner", ready_interval = 0.05, ready_timeout = 5,
-      backend_options = { url = double.url, create_timeout = 1, delete_timeout = 2, read_timeout = 2 } }
+      backend_options = { url = double.url, create_timeout = 1, delete_timeout = 2, read_timeout = 2, gone_timeout = 0 } }
     for k, v in pairs(own or {}) do options.backend_options[k] = v end
     for k, v in pairs(opts or {}) do options[k] = v end
     if type(options.backend) == "table" then options.backend_options, options.network = nil, "open" end
@@ -47,7 +47,7 @@ describe("a runtime with the provisioner backend", function()
 
   --- The driver as a table whose functions `on` may replace: on.destroy = function(next, info, opts) ... end.
   local function wrapped(on)
-    local driver = driver_module.new({ url = double.url, create_timeout = 1, delete_timeout = 2, read_timeout = 2 },
+    local driver = driver_module.new({ url = double.url, create_timeout = 1, delete_timeout = 2, read_timeout = 2, gone_timeout = 0 },
       { ready_interval = 0.05, discover_timeout = 0.3, command_timeout = 10 })
     local backend = { name = "provisioner", capabilities = driver.capabilities, calls = {} }
     for _, name in ipairs(METHODS) do

@@ -41,7 +41,7 @@ describe("the provisioner backend", function()
   end
 
   local function driver(own)
-    local options = { url = double.url, read_timeout = 1, create_timeout = 1, delete_timeout = 1 }
+    local options = { url = double.url, read_timeout = 1, create_timeout = 1, delete_timeout = 1, gone_timeout = 0 }
     for k, v in pairs(own or {}) do options[k] = v end
     return driver_module.new(options, { ready_interval = 0.05, discover_timeout = 0.3 })
   end
@@ -348,7 +348,7 @@ describe("the provisioner backend", function()
 
   it("takes an accepted delete for no more than that [H11 M11]", function()
     double:tell { set = { grace = 60 } }
-    local rt = open()
+    local rt = open({}, { gone_timeout = 0.3 })
     local box = rt:acquire(ALICE)
     box:release()
     local err = support.caught(rt.destroy, rt, box.id)
@@ -359,6 +359,24 @@ describe("the provisioner backend", function()
     assert.is_true(rt:destroy(box.id))
     assert.equal(0, #rt:quarantine())
     assert.equal(1, double:count "delete") -- the second time it was gone before it was asked for again
+  end)
+
+  it("waits while a Pod ends gracefully, and no longer than a look fails [M11]", function()
+    double:tell { set = { grace = 0.6 } }
+    local rt = open()
+    local box = rt:acquire(ALICE)
+    box:release()
+    assert.is_true(rt:destroy(box.id))
+    assert.equal(0, #rt:quarantine())
+    assert.equal(1, double:count "delete")
+    assert.is_true(double:count "presence" <= 6, "it asked " .. double:count "presence" .. " times")
+    double:tell { set = { grace = 60 }, faults = { { route = "presence", status = 503, times = 0 } } }
+    box = rt:acquire(ALICE)
+    box:release()
+    local began = provisioner.io.now()
+    assert.equal("http_503", support.caught(rt.destroy, rt, box.id).reason)
+    assert.is_true(provisioner.io.now() - began < 5)
+    double:tell { set = { grace = 0 }, faults = json.decode "[]" }
   end)
 
   it("deletes the Pod that it means, never the next one of its name [M6 M13]", function()

@@ -38,6 +38,7 @@ local DEAD = {
 ---@field create_timeout? number   seconds (30)
 ---@field delete_timeout? number   seconds (15)
 ---@field read_timeout? number     seconds (10)
+---@field gone_timeout? number     seconds that an accepted delete may take until the Pod is gone (45); 0 = nobody waits for it
 
 ---@class paddock.ProvisionerBackend
 local Backend = {}
@@ -473,7 +474,20 @@ function Backend:_superseded(info)
   return s ~= nil and s.generation ~= nil and s.generation ~= info.generation
 end
 
---- Asks for the end of that generation. Accepted is not gone: `inspect` says when it is.
+--- Waits until the Pod is gone: it ends gracefully, and a stop that is not over yet counts as one that failed. A look that
+--- fails ends the wait; whether it is gone is `inspect`'s to say.
+function Backend:_wait_gone(info)
+  local seconds = math.min(self.options.gone_timeout, (io.deadline() or math.huge) - 1) -- an end of the wait, not of the stop
+  local deadline, pause = io.now() + seconds, SEARCH_PAUSE / 2
+  while io.now() < deadline do
+    io.sleep(math.min(pause, deadline - io.now()))
+    pause = math.min(pause * 2, SEARCH_PAUSE_MAX)
+    local fine, present, generation = pcall(self._presence, self, info.sandbox_id)
+    if not fine or not present or (generation and info.generation and generation ~= info.generation) then return end
+  end
+end
+
+--- Asks for the end of that generation, and waits a while for it. Accepted is not gone: `inspect` says when it is.
 ---@param info table
 ---@param _opts table?
 ---@return boolean
@@ -489,7 +503,10 @@ function Backend:destroy(info, _opts)
     errors.raise(err.kind, what .. ": " .. tostring(err.message), { reason = err.reason, sandbox_id = id })
   end
   local status = response.status
-  if status >= 200 and status <= 299 then return true end
+  if status >= 200 and status <= 299 then
+    self:_wait_gone(info)
+    return true
+  end
   if status == 404 and wire.says_missing(io.json, response.body, id) then return true end
   if status == 412 then
     io.log("info", "generation_gone", { sandbox_id = id, generation = info.generation, reason = "the provisioner says so" })

@@ -18,6 +18,10 @@ local function seconds(name, value)
   return value
 end
 
+local function seconds_or_zero(name, value)
+  return value == 0 and value or seconds(name, value)
+end
+
 local function url(name, value)
   local base, problem = wire.base_url(value)
   if not base then refuse(name, problem) end
@@ -51,6 +55,7 @@ M.OPTIONS = {
   url = { url }, api_key = { secret }, sandbox_api_key = { secret }, ca_file = { absolute },
   skills_root = { inner_path, wire.SKILLS_ROOT },
   create_timeout = { seconds, 30 }, delete_timeout = { seconds, 15 }, read_timeout = { seconds, 10 },
+  gone_timeout = { seconds_or_zero, 45 },
 }
 
 --- The backend's own options, checked, with defaults. `$NAME` as a key is taken from the environment, and must be there.
@@ -120,7 +125,7 @@ function M.options(options, given)
   unsupported(options)
   -- Nothing inside a Pod refuses a stop that comes too late: it has to be over before somebody else may own the sandbox.
   local ttl = options.ownership.ttl
-  local longest = math.max(options.stop_timeout, own.delete_timeout + 2 * own.read_timeout)
+  local longest = math.max(options.stop_timeout, own.delete_timeout + 2 * own.read_timeout + own.gone_timeout)
   if longest + ttl / 10 >= ttl then
     refuse("stop_timeout", ("(%g s, with the provisioner's own limits) and a tenth of ownership.ttl (%g s) must be below that ttl: "
       .. "raise ownership.ttl, or lower stop_timeout"):format(longest, ttl))
