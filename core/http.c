@@ -59,6 +59,8 @@ typedef struct transfer { /* one request; the calling thread's */
     bool reused;       /* over a connection that has served before */
     bool replay;       /* it wanted to send again and was refused */
     bool stopped;      /* on_body said so */
+    bool impostor;     /* another process listens than the request wants */
+    int peer;          /* who listens, when it could be seen */
     bool too_long;     /* body beyond max_body */
     bool head_long;    /* headers beyond MAX_HEADERS */
     bool no_memory;
@@ -216,9 +218,11 @@ static int make_key(const transfer *t, const char *scheme, const char *host, con
     /* one authority's word for a server is not another's */
     int n = path == NULL ? snprintf(key, size, "%s://%s:%s %s %s", scheme, host, port, t->direct ? "direct" : "proxy",
                                     t->tls && t->req->ca_file != NULL ? t->req->ca_file : "")
-                         : snprintf(key, size, "%s://%s:%s unix %llx:%llx:%llx.%lx %s", scheme, host, port,
+                         : snprintf(key, size, "%s://%s:%s unix %llx:%llx:%llx.%lx %d %s", scheme, host, port,
                                     (unsigned long long)st.st_dev, (unsigned long long)st.st_ino,
-                                    (unsigned long long)st.st_ctim.tv_sec, (unsigned long)st.st_ctim.tv_nsec, path);
+                                    (unsigned long long)st.st_ctim.tv_sec, (unsigned long)st.st_ctim.tv_nsec, t->req->peer, path);
+    if (n > 0 && (size_t)n < size && path == NULL && t->tls && t->req->cert_file != NULL) /* nor are two clients one */
+        n += snprintf(key + n, size - (size_t)n, " %s %s", t->req->cert_file, t->req->key_file);
     return n > 0 && (size_t)n < size ? 0 : -1;
 }
 
@@ -307,6 +311,18 @@ static bool may_have_left(const transfer *t)
     return t->tls || curl_easy_getinfo(t->easy, CURLINFO_REQUEST_SIZE, &sent) != CURLE_OK || sent > 0;
 }
 
+/* Who listens on the socket that was just connected; false: not who should. */
+static bool see_peer(transfer *t)
+{
+    struct ucred who = { 0 };
+    socklen_t len = sizeof who;
+    if (t->req->unix_socket == NULL || t->opened < 0 || getsockopt(t->opened, SOL_SOCKET, SO_PEERCRED, &who, &len) < 0)
+        return true;
+    t->peer = who.pid;
+    t->impostor = t->req->peer > 0 && who.pid > 0 && who.pid != t->req->peer;
+    return !t->impostor;
+}
+
 static int on_request(void *ctx, char *remote, char *local, int remote_port, int local_port)
 {
     (void)remote, (void)local, (void)remote_port, (void)local_port;
@@ -319,7 +335,7 @@ static int on_request(void *ctx, char *remote, char *local, int remote_port, int
     socklen_t len = sizeof peer;
     t->backlog_full = t->req->unix_socket != NULL && t->opened >= 0 &&
                       getpeername(t->opened, (struct sockaddr *)&peer, &len) < 0 && errno == ENOTCONN;
-    if (t->backlog_full)
+    if (t->backlog_full || !see_peer(t))
         return CURL_PREREQFUNC_ABORT;
     t->begun = true;
     return CURL_PREREQFUNC_OK;
@@ -414,6 +430,10 @@ static CURLcode set_options(transfer *t, pdk_ns now)
     const char *roots = !t->tls ? NULL : req->ca_file != NULL ? req->ca_file : getenv("SSL_CERT_FILE"); /* as curl and Python do */
     if (rc == CURLE_OK && roots != NULL && *roots != '\0')
         rc = curl_easy_setopt(e, CURLOPT_CAINFO, roots);
+    if (rc == CURLE_OK && t->tls && req->cert_file != NULL)
+        rc = curl_easy_setopt(e, CURLOPT_SSLCERT, req->cert_file);
+    if (rc == CURLE_OK && t->tls && req->cert_file != NULL)
+        rc = curl_easy_setopt(e, CURLOPT_SSLKEY, req->key_file);
     if (rc == CURLE_OK)
         rc = curl_easy_setopt(e, CURLOPT_USERAGENT, "paddock/" PDK_VERSION);
     if (rc != CURLE_OK)
@@ -530,6 +550,8 @@ static int fail_code(const transfer *t, CURLcode code, pdk_error *err)
         return pdk_fail(err, PDK_E_NO_MEMORY, 0, "%s: no memory for the answer", t->target);
     if (t->replay)
         return fail_with(err, "read", 0, t, "the connection was closed before an answer came; the request is not repeated");
+    if (t->impostor)
+        return fail_with(err, "peer", 0, t, "another process than the sandbox's own listens there");
     if (t->head_long)
         return fail_with(err, "protocol", 0, t, "the answer's headers are longer than 256 KiB");
     if (t->too_long) {
@@ -550,7 +572,7 @@ static int deliver(transfer *t, pdk_http_response *out, pdk_error *err)
     if (!buffer_add(&t->body, "", 0) || !buffer_add(&t->head, "", 0))
         return pdk_fail(err, PDK_E_NO_MEMORY, 0, "%s: no memory for the answer", t->target);
     *out = (pdk_http_response){
-        .status = (int)status, .body = t->body.data, .body_len = t->body.len, .headers = t->head.data
+        .status = (int)status, .body = t->body.data, .body_len = t->body.len, .headers = t->head.data, .peer = t->peer
     };
     t->body = t->head = (buffer){ 0 };
     return 0;

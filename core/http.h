@@ -28,6 +28,11 @@ typedef struct pdk_http_request {
                                     other methods: the redirect is the answer */
     const char *ca_file;         /* PEM file of the authorities that may vouch for a TLS server, absolute; NULL = SSL_CERT_FILE in the
                                     environment, else the system's. Verification itself cannot be switched off */
+    const char *cert_file, *key_file; /* PEM files of the client's own certificate and key, for servers that want one; both or neither */
+    int peer;                    /* unix sockets: the pid, as this process sees it, that must be listening there; 0 = whoever does. One
+                                    that this process cannot see at all is let pass */
+    const void *input;           /* pdk_http_duplex: what is sent once the peer has switched protocols, then our direction ends */
+    size_t input_len;
     /* NULL, or called with each piece of the body as it comes (then nothing is kept, and max_body does not count); false =
      * stop: the request is over, and was answered. On the calling thread, with no lock held. */
     bool (*on_body)(void *ctx, const char *data, size_t len);
@@ -39,14 +44,21 @@ typedef struct pdk_http_response { /* freed by pdk_http_response_free */
     char *body;                  /* NUL after body_len bytes */
     size_t body_len;
     char *headers;               /* "Name: value\n"... */
+    int peer;                    /* of a new connection to a unix socket: who listens there, or 0 = not to be seen from here */
 } pdk_http_response;
 
 /* What is known of a failed request: whether the peer can have acted on it. */
 typedef enum pdk_http_failure { PDK_HTTP_NONE, PDK_HTTP_NOT_SENT, PDK_HTTP_AMBIGUOUS } pdk_http_failure;
 
 /* 0 whenever there is an answer, whatever its status. -1: backend_error, with reason "connect", "read_timeout", "write",
- * "read", "protocol", "too_large", "redirect" or "tls"; or timeout / cancelled when the thread's limit ended it. *failure says what is known. */
+ * "read", "protocol", "too_large", "redirect", "peer" or "tls"; or timeout / cancelled when the thread's limit ended it. *failure says what is known. */
 int pdk_http_do(const pdk_http_request *req, pdk_http_response *out, pdk_http_failure *failure, pdk_error *err);
+/* A request that asks its peer to switch to a stream of bytes in both directions (Upgrade), over a connection of its own: `input`
+ * goes out, and what comes back until the peer ends it goes to on_body, or is kept as the body. A peer that does not switch
+ * (status 101, or 200 without a length) has answered the request: its answer is returned, the input was not sent. Over TLS this
+ * direction cannot be ended alone: the peer must know by itself how much comes. Otherwise as pdk_http_do; reason "peer" = somebody
+ * else listens. duplex.c */
+int pdk_http_duplex(const pdk_http_request *req, pdk_http_response *out, pdk_http_failure *failure, pdk_error *err);
 void pdk_http_response_free(pdk_http_response *r);
 void pdk_http_close_idle(void); /* closes all pooled connections */
 

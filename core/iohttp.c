@@ -8,6 +8,7 @@
 
 #include <ctype.h>
 #include <lauxlib.h>
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -15,7 +16,7 @@
 
 static const char *const keys[] = { "method",          "url",    "unix",  "headers",  "body",    "timeout",
                                     "connect_timeout", "direct", "fresh", "max_body", "on_body", "redirects",
-                                    "ca_file",         NULL };
+                                    "ca_file",         "cert_file", "key_file", "peer", "input", NULL };
 
 static void check_keys(lua_State *L)
 {
@@ -74,6 +75,27 @@ static size_t field_max(lua_State *L)
         pdk_io_bad(L, "http: max_body must be a number of bytes, 1 or more");
     lua_pop(L, 1);
     return (size_t)max;
+}
+
+static int field_peer(lua_State *L)
+{
+    lua_getfield(L, 1, "peer");
+    lua_Integer pid = lua_isnil(L, -1) ? 0 : lua_isinteger(L, -1) ? lua_tointeger(L, -1) : -1;
+    if (pid < 0 || pid > INT_MAX)
+        pdk_io_bad(L, "http: peer must be a process's number");
+    lua_pop(L, 1);
+    return (int)pid;
+}
+
+/* Pushes what it takes and leaves it there (+2). */
+static void check_certificate(lua_State *L, pdk_http_request *req)
+{
+    req->cert_file = field_text(L, "cert_file", false, NULL);
+    req->key_file = field_text(L, "key_file", false, NULL);
+    if ((req->cert_file == NULL) != (req->key_file == NULL))
+        pdk_io_bad(L, "http: cert_file and key_file go together");
+    if (req->cert_file != NULL && (req->cert_file[0] != '/' || req->key_file[0] != '/'))
+        pdk_io_bad(L, "http: cert_file and key_file must be absolute paths");
 }
 
 static int field_redirects(lua_State *L)
@@ -206,6 +228,10 @@ static int push_response(lua_State *L, const pdk_http_response *r)
         line += len + (line[len] != '\0');
     }
     lua_setfield(L, -2, "headers");
+    if (r->peer > 0) {
+        lua_pushinteger(L, r->peer);
+        lua_setfield(L, -2, "peer");
+    }
     return 1;
 }
 
@@ -219,8 +245,8 @@ static int push_failure(lua_State *L, pdk_held *h, pdk_http_failure failure)
     return 2;
 }
 
-/* http{ method, url, unix, headers, body, timeout, connect_timeout, direct, fresh, max_body, on_body, redirects, ca_file } ->
- * { status, body, headers } or nil, error with `failure` = "not_sent" or "ambiguous". stack: +1 or +2, raises */
+/* http{ method, url, unix, headers, body, timeout, connect_timeout, direct, fresh, max_body, on_body, redirects, ca_file, cert_file,
+ * key_file, peer, input } -> { status, body, headers, peer } or nil, error with `failure` = "not_sent" or "ambiguous". stack: +1 or +2, raises */
 static int l_http(lua_State *L)
 {
     pdk_http_request req = { 0 };
@@ -242,7 +268,10 @@ static int l_http(lua_State *L)
     req.ca_file = field_text(L, "ca_file", false, NULL);
     if (req.ca_file != NULL && req.ca_file[0] != '/')
         pdk_io_bad(L, "http: ca_file must be an absolute path");
+    check_certificate(L, &req);
     req.redirects = field_redirects(L);
+    req.peer = field_peer(L);
+    req.input = field_text(L, "input", true, &req.input_len);
     req.timeout = field_seconds(L, "timeout");
     req.connect_timeout = field_seconds(L, "connect_timeout");
     req.direct = field_flag(L, "direct");
@@ -257,7 +286,7 @@ static int l_http(lua_State *L)
     if (res == NULL)
         return luaL_error(L, "http: not enough memory");
     pdk_script_block(L);
-    int rc = pdk_http_do(&req, res, &failure, &h->err);
+    int rc = req.input != NULL ? pdk_http_duplex(&req, res, &failure, &h->err) : pdk_http_do(&req, res, &failure, &h->err);
     pdk_script_unblock(L);
     if (body.error_at != 0) {
         pdk_io_release(h);

@@ -9,6 +9,7 @@ local errors = require "paddock.errors"
 local images = require "paddock.docker.images"
 local io = require "paddock.io"
 local labels = require "paddock.docker.labels"
+local leftovers = require "paddock.docker.leftovers"
 local option_rules = require "paddock.docker.options"
 local places = require "paddock.docker.places"
 local planes = require "paddock.docker.planes"
@@ -51,7 +52,7 @@ function M.new(options, runtime)
     errors.raise("invalid_argument", "the docker backend needs a state_dir")
   end
   local own = option_rules.read(options)
-  local tls = { tls_ca = own.tls_ca, tls_cert = own.tls_cert, tls_key = own.tls_key }
+  local tls = { ca_file = own.tls_ca, cert_file = own.tls_cert, key_file = own.tls_key }
   local engine = engines.find { host = own.host, tls = tls, limit = own.engine_timeout }
   local self = setmetatable({
     name = "docker", engine = engine, options = own, runtime = runtime, store_scope = engine.id,
@@ -64,6 +65,7 @@ function M.new(options, runtime)
     engine_id = engine.id,
   }, Backend)
   self.deployment = deployment_of(runtime)
+  self.leftovers = leftovers.new(self)
   self.plane = planes[own.plane].new(self)
   return self
 end
@@ -256,7 +258,9 @@ function Backend:_name_taken(id, fault)
   end
   -- Never started, or ended: it serves nobody, and its id says that it is no other one.
   self:_scrap(state.id)
-  self.plane:forget(view.info(state, self.options.label_prefix))
+  local info = view.info(state, self.options.label_prefix)
+  self.plane:forget(info)
+  pcall(self.leftovers.finish, self.leftovers, info)
   return nil
 end
 
@@ -337,7 +341,10 @@ function Backend:create(spec)
   local undo <close> = setmetatable({}, Undo)
   local plan = self:_plan(spec, image, network)
   local instance = self.plane:begin(spec, plan, undo)
-  if plan.wants_volume then plan.volume = self.options.prefix .. "-" .. instance end
+  if plan.wants_volume then
+    plan.volume = self.options.prefix .. "-" .. instance
+    undo:add(function() self.leftovers:finish { instance = instance, volume = plan.volume } end)
+  end
   plan.labels = self:_labels(plan, spec, instance)
   self.plane:prepare(plan, undo)
   local id, found = self:_make(spec, plan, instance, undo)
@@ -387,7 +394,7 @@ function Backend:inspect(id, info)
   end
   local state = self:look(self:container_name(id))
   if not state or not self:is_sandbox(state, id) then return nil end
-  return self:info_of(state, (self.plane:ask(self:info_of(state))))
+  return self:info_of(state, (self.plane:ask(self:info_of(state), nil, nil, state)))
 end
 
 --- A healthy sandbox of that id, made by whichever process; nil when there is none that can be verified.
@@ -397,7 +404,7 @@ function Backend:discover(id)
   local state = self:look(self:container_name(id), self.runtime.discover_timeout)
   if not state or not self:is_sandbox(state, id) or not state.running then return nil end
   local info = self:info_of(state)
-  local said = self.plane:ask(info, self.runtime.discover_timeout or 5)
+  local said = self.plane:ask(info, self.runtime.discover_timeout or 5, nil, state)
   if not said then return nil end
   info = self:info_of(state, said)
   if info.doomed then return nil end
@@ -456,11 +463,12 @@ function Backend:list()
       known[facts.instance] = true
       if state.name == self:container_name(facts.sandbox_id) then
         local info = self:info_of(state)
-        found[#found + 1] = state.running and self:info_of(state, (self.plane:ask(info))) or info
+        found[#found + 1] = state.running and self:info_of(state, (self.plane:ask(info, nil, nil, state))) or info
       end
     end
   end
   self.plane:sweep(before, known)
+  if self.options.plane == "aio" or self.options.workspace == "volume" then self.leftovers:sweep(known) end
   return found
 end
 
@@ -515,6 +523,7 @@ function Backend:finish(id, info)
   if self:look(generation) then
     errors.raise("backend_error", ("sandbox %s is not gone yet"):format(id), { reason = "alive", sandbox_id = id })
   end
+  self.leftovers:finish(info)
   self.plane:finish(info)
 end
 

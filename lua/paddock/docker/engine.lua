@@ -19,7 +19,7 @@ local MAX_TEXT = 300                 -- bytes of an engine's message in ours
 ---@field unix string?
 ---@field url string           http://host[:port], without a version
 ---@field host string?         the engine's machine, when it is reached over TCP
----@field tls table?           { ca, cert, key }
+---@field tls table?           { ca_file, cert_file, key_file }
 ---@field version string       of the API that is spoken, "1.41"
 ---@field limit number         seconds for a call that names none
 local Engine = {}
@@ -301,6 +301,15 @@ function M.addresses(host, env)
   return M.usual(env, io.proc.self().uid), nil
 end
 
+--- The certificates to use: the options', else those that Docker's own client would.
+local function certificates(options, env)
+  if options.tls and next(options.tls) then return options.tls end
+  local verify, folder = env "DOCKER_TLS_VERIFY", env "DOCKER_CERT_PATH"
+  if not verify or verify == "" then return options.tls end
+  if not folder or folder == "" then folder = (env "HOME" or "") .. "/.docker" end
+  return { ca_file = folder .. "/ca.pem", cert_file = folder .. "/cert.pem", key_file = folder .. "/key.pem" }
+end
+
 --- Finds the engine, or raises what was tried.
 ---@param options { host: string?, tls: table?, limit: number? }
 ---@param env? fun(name: string): string?
@@ -314,7 +323,7 @@ function M.find(options, env)
     if not parts then
       errors.raise("invalid_argument", ("%s names no engine (%s): it %s"):format(source or "the default", address, why))
     end
-    local engine = M.new(parts, options)
+    local engine = M.new(parts, { limit = options.limit, tls = certificates(options, env) })
     if not source and parts.unix and not io.proc.access(parts.unix, "exists") then
       why = "there is no such socket"
     else

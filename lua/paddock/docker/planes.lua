@@ -7,13 +7,14 @@
 ---   port(plan, attempt), port_failed(plan)   what to publish in this attempt; that one was taken
 ---   made(plan, state)                        it runs
 ---   describe(info, state)                    fills in how it is reached
----   ask(info, seconds, token) -> said        what it says of itself, or nil and why not
+---   ask(info, seconds, token, state) -> said what it says of itself, or nil and why not; state: what was just seen
 ---   doubt(info, state)                       it runs and does not answer: false = it never will; or raises
 ---   ready(info, seconds, check) -> boolean   check() raises when the container has ended
 ---   instances() -> names, sweep(names, known), forget(info), finish(info), close()
 ---   connect(info, opts) -> client
 local M = {
-  guest = require "paddock.docker.plane_guest",
+  guest = require "paddock.docker.plane_guest", exec = require "paddock.docker.plane_exec",
+  aio = require "paddock.docker.plane_aio",
 }
 
 --- The text in an engine's stream of frames: streams mixed, control characters as spaces, its end when it is long.
