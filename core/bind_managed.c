@@ -44,13 +44,22 @@ static int sync_work(pdk_lop_work *w, pdk_error *err)
     return pdk_runtime_sync_skills(w->rt, w->id, scoped ? &who : NULL, pdk_view_nth(&w->args, 2), err);
 }
 
+/* One that is not given is not an empty one. */
+static void put_name(pdk_pack *p, const char *name, size_t len)
+{
+    if (name != NULL)
+        pdk_put_str(p, name, len);
+    else
+        pdk_put_nil(p);
+}
+
 static int submit_sync(lua_State *L, pdk_grip *g, pdk_call_form form, int callback, const syncing *s)
 {
     pdk_lop *lop = pdk_lop_push(L, g, PDK_LOP_NOTHING, form, callback, 0);
     pdk_lop_work *w = pdk_lop_work_new(g->rt, sync_work, s->id, NULL);
     if (w != NULL) {
-        pdk_put_str(&w->args, s->who.user, s->who.user_len);
-        pdk_put_str(&w->args, s->who.thread, s->who.thread_len);
+        put_name(&w->args, s->who.user, s->who.user_len);
+        put_name(&w->args, s->who.thread, s->who.thread_len);
         pdk_put_view(&w->args, s->projection);
     }
     return pdk_lop_call(L, lop, form, PDK_WORK_EXEC, 0, w);

@@ -273,6 +273,17 @@ void pdk_raise_failure(lua_State *L, pdk_grip *g)
     lua_settop(L, top);
 }
 
+void pdk_drop_failure(lua_State *L, pdk_grip *g)
+{
+    int top = lua_gettop(L);
+    if (lua_rawgetp(L, LUA_REGISTRYINDEX, &FAILED) == LUA_TTABLE && lua_rawgetp(L, -1, g) != LUA_TNIL) {
+        atomic_fetch_add(&g->failed_functions, 1);
+        lua_pushnil(L);
+        lua_rawsetp(L, -3, g); /* of a key that is there: no memory is wanted */
+    }
+    lua_settop(L, top);
+}
+
 /* Takes the result of the operation at index `at`.                            stack: +1, raises on lack of memory */
 static void take(lua_State *L, int at, pdk_lop *lop)
 {
@@ -318,13 +329,15 @@ static void take(lua_State *L, int at, pdk_lop *lop)
     lua_remove(L, -2);
 }
 
-/* What follows on a good end of the operation at index `at`.  stack: raises */
+/* What follows on a good end of the operation at index `at`.  stack: balanced, raises */
 static void had_effect(lua_State *L, int at, pdk_lop *lop)
 {
+    int top = lua_gettop(L);
     if (lop->type == PDK_LOP_RELEASE && lua_getiuservalue(L, at, 2) == LUA_TUSERDATA)
         pdk_check_box(L, -1)->released = true;
     else if (lop->type == PDK_LOP_SHUTDOWN && lua_getiuservalue(L, at, 1) == LUA_TUSERDATA)
         pdk_shut_down(L, -1);
+    lua_settop(L, top);
 }
 
 /* The results of one that has ended well. How many were pushed.  stack: raises */

@@ -79,6 +79,8 @@ int pdk_lop_call(lua_State *L, pdk_lop *lop, pdk_call_form form, pdk_work_class 
 
 /* Raises what the callbacks that dispatch or a wait has called have raised: the first of it.  stack: balanced, raises */
 void pdk_raise_failure(lua_State *L, pdk_grip *g);
+/* Counts it instead, where nobody is left to be told.  stack: balanced, never raises */
+void pdk_drop_failure(lua_State *L, pdk_grip *g);
 
 void pdk_bind_op(lua_State *L); /* registers the metatable; +0, raises */
 /* What scheduler.lua needs of paddock.core: on_wake, set_task, is_op, threads, wait. */

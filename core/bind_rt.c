@@ -473,9 +473,12 @@ void pdk_shut_down(lua_State *L, int index)
     pdk_lruntime *rt = lua_touserdata(L, index);
     if (rt->grip == NULL)
         return; /* another thread's shutdown was quicker */
-    run_callbacks(L, rt->grip); /* the last chance to tell of what it has ended */
+    pdk_grip *g = pdk_grip_ref(rt->grip); /* a callback may come here, too */
+    run_callbacks(L, g);                  /* the last chance to tell of what the shutdown has ended */
+    pdk_drop_failure(L, g);
     pdk_script_block(L);
     let_go(rt, true);
+    pdk_grip_unref(g, true);
     pdk_script_unblock(L);
 }
 

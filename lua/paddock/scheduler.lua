@@ -12,8 +12,8 @@
 ---
 --- Inside a task these yield: rt:acquire, rt:destroy, rt:shutdown, rt:sync_skills, rt:network_events, rt:deny_pending,
 --- rt:decide, box:exec, box:read, box:write, box:list, box:release (also by `<close>`), scheduler:sleep and task:wait. Every
---- other call does what it does elsewhere, and so does each of these in a coroutine that the task has made itself: a yield
---- there would go to whoever resumed it, who knows nothing of it.
+--- other call does what it does elsewhere, and so does each of these in a coroutine that the task has made itself (a yield
+--- there would go to whoever resumed it, who knows nothing of it) and where Lua cannot yield, such as in table.sort's function.
 ---
 --- Cancelling a task: what it waits for is cancelled and drained, then the call raises `cancelled`, and the task's `<close>`
 --- variables and handlers run. That happens once: what a task does after that, to clean up, is not cut short by a second

@@ -58,7 +58,9 @@ for _, threads in ipairs { true, false } do
       assert.is_nil(poll(box:write_async("/workspace/a", "some bytes")))
       assert.equal("some bytes", poll(box:read_async("/workspace/a")))
       assert.equal("a", poll(box:list_async("/workspace"))[1].name)
-      assert.is_nil(poll(box:release_async()))
+      local release = box:release_async()
+      assert.is_nil(poll(release))
+      assert.same({ true, n = 1 }, table.pack(release:poll()))
       assert.equal("warm", rt:inspect(box.id).state)
       assert.equal(true, poll(rt:destroy_async(box.id)))
       assert.is_nil(rt:inspect(box.id))
@@ -328,6 +330,19 @@ describe("an acquire that takes its time", function()
     assert.equal("closed", support.caught(second.poll, second).kind)
   end)
 
+  it("tells its callback of the shutdown that has ended it, also when the callback asks for the shutdown's result", function()
+    local rt = open_slow(world, 0.2)
+    local kinds, shutdown = {}, nil
+    for i = 1, 3 do
+      rt:acquire_async(ALICE, function(op) kinds[i] = select(2, pcall(op.poll, op)).kind or "a box" end)
+    end
+    shutdown = rt:shutdown_async(nil, function(op) kinds[4] = op:poll() error("nobody is left to be told", 0) end)
+    pcall(shutdown.wait, shutdown)
+    assert.truthy(kinds[1] == "a box" or kinds[1] == "closed")
+    assert.same({ "closed", "closed", true }, { kinds[2], kinds[3], kinds[4] })
+    assert.equal("closed", support.caught(rt.stats, rt).kind)
+  end)
+
   it("may be one of many whose runtime is left to the garbage collector", function()
     do
       local rt = open_slow(world, 0.2)
@@ -338,6 +353,142 @@ describe("an acquire that takes its time", function()
       collectgarbage()
       return support.fds() == world.fds
     end))
+  end)
+end)
+
+describe("skills and network decisions as operations", function()
+  local world
+  local function open(methods, threads)
+    world = support.world { methods = methods }
+    return world:open { threads = threads, clock = "monotonic" }
+  end
+  after_each(function() world:assert_quiet() end)
+
+  for _, threads in ipairs { true, false } do
+    it(("answer what the blocking ones do, with threads = %s [R5, S1, S2]"):format(threads), function()
+      local seen = {}
+      local rt = open({
+        sync_skills = function(_, info, skills) seen[#seen + 1] = { info.sandbox_id, skills.user, skills.projection.a } end,
+        network_events = function() return { { request_id = "r1", host = "example.org", port = 443 } } end,
+        deny_pending = function() return true end,
+        decide = function(_, _, request, decision) return request == "r1" and decision == "allow_once" end,
+      }, threads)
+      local box <close> = rt:acquire(ALICE) -- in use, so that it stays active
+      local id = box.id
+      local skills = { sandbox_id = id, user = "alice", thread = "t1", projection = { a = { 1, "b" } } }
+      assert.is_true((rt:sync_skills_async(skills):wait()))
+      rt:sync_skills(skills)
+      assert.same({ id, "alice", { 1, "b" } }, seen[1])
+      assert.same(seen[2], seen[1])
+      assert.same({ { request_id = "r1", host = "example.org", port = 443 } }, select(2, rt:network_events_async(id):wait()))
+      assert.is_true((select(2, rt:deny_pending_async(id):wait())))
+      assert.is_true((select(2, rt:decide_async(id, "r1", "allow_once"):wait())))
+      assert.is_false((select(2, rt:decide_async(id, "r2", "deny"):wait())))
+      for _, bad in ipairs {
+        { rt.sync_skills_async, rt }, { rt.sync_skills_async, rt, {} }, { rt.network_events_async, rt },
+        { rt.decide_async, rt, id, "r1", "perhaps" }, { rt.decide_async, rt, id, "r1" }, { rt.deny_pending_async, rt, id, 5 },
+      } do
+        assert.equal("invalid_argument", support.caught(table.unpack(bad, 1, 5)).kind)
+      end
+    end)
+
+    it(("have the defaults of an engine without them, with threads = %s [R1, S1]"):format(threads), function()
+      local rt = open(nil, threads)
+      local box <close> = rt:acquire(ALICE) -- in use, so that it stays active
+      local id = box.id
+      assert.is_true((rt:sync_skills_async({ sandbox_id = id }):wait()))
+      assert.same({}, select(2, rt:network_events_async(id):wait()))
+      assert.is_false((select(2, rt:deny_pending_async(id):wait())))
+      assert.is_false((select(2, rt:decide_async(id, "r1", "allow"):wait())))
+    end)
+
+    it(("tell their error, and yield inside a task, with threads = %s [S2]"):format(threads), function()
+      local rt = open({ sync_skills = function() support.raise("io_error", "the projection is not there") end,
+        network_events = function() return {} end }, threads)
+      local box <close> = rt:acquire(ALICE) -- in use, so that it stays active
+      local id = box.id
+      local op = rt:sync_skills_async { sandbox_id = id }
+      assert.equal("io_error", support.caught(op.wait, op).kind)
+      local scheduler <close> = require("paddock").scheduler()
+      local task = scheduler:spawn(function()
+        local err = support.caught(rt.sync_skills, rt, { sandbox_id = id })
+        return err.kind, #rt:network_events(id), rt:deny_pending(id), rt:decide(id, "r", "deny")
+      end)
+      assert.same({ "io_error", 0, false, false }, { task:wait() })
+    end)
+  end
+
+  it("are drained when they are cancelled, once or repeatedly [S3]", function()
+    for times = 1, 2 do
+      local ended, op = false, nil
+      local rt = open({ sync_skills = function()
+        for _ = 1, times do op:cancel() end -- it runs
+        assert.is_nil(op:poll())
+        ended = true
+        support.raise("io_error", "late")
+      end }, true)
+      local box <close> = rt:acquire(ALICE) -- in use, so that it stays active
+      local id = box.id
+      op = rt:sync_skills_async { sandbox_id = id }
+      assert.equal("cancelled", support.caught(op.wait, op).kind)
+      assert.is_true(ended)
+      if times == 1 then world:assert_quiet() end
+    end
+  end)
+end)
+
+describe("many operations", function()
+  local world
+  before_each(function() world = support.world() end)
+  after_each(function() world:assert_quiet() end)
+
+  it("that are cancelled, closed, forgotten and taken in any order leave nothing", function()
+    local seed = os.time()
+    math.randomseed(seed)
+    local rt = open_slow(world, 0.002)
+    local ops, called, boxes = {}, 0, {}
+    local function any(list)
+      local i = math.random(#list)
+      return list[i], i
+    end
+    for _ = 1, 600 do
+      local roll = math.random(10)
+      if roll <= 5 or #ops == 0 then
+        local callback = math.random(2) == 1 and function() called = called + 1 end or nil
+        if roll == 1 and #boxes > 0 then
+          ops[#ops + 1] = any(boxes):exec_async("true", { on_output = callback and function() end }, callback)
+        elseif roll == 2 and #boxes > 0 then
+          ops[#ops + 1] = any(boxes):release_async(callback)
+        elseif roll == 3 and #boxes > 0 then
+          ops[#ops + 1] = rt:destroy_async(any(boxes).id, { timeout = 5 }, callback)
+        else
+          ops[#ops + 1] = rt:acquire_async({ user = "u" .. math.random(20), thread = "t", timeout = 30 }, callback)
+        end
+      else
+        local op, i = any(ops)
+        if roll == 6 then
+          op:cancel()
+        elseif roll == 7 then
+          op:close()
+          table.remove(ops, i)
+        elseif roll == 8 then
+          table.remove(ops, i)
+        elseif roll == 9 then
+          local ok, done, box = pcall(op.poll, op)
+          if ok and done and box and type(box) == "userdata" then boxes[#boxes + 1] = box end
+        else
+          rt:dispatch()
+          if math.random(10) == 1 then collectgarbage() end
+        end
+      end
+    end
+    for _, op in ipairs(ops) do
+      local ok, err = pcall(op.wait, op)
+      local kind = ok or err.kind
+      assert.truthy(ok or kind == "cancelled" or kind == "lost" or kind == "closed" or kind == "being_destroyed",
+        ("seed %d: %s"):format(seed, tostring(err)))
+    end
+    rt:dispatch()
   end)
 end)
 
