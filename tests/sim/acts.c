@@ -220,7 +220,8 @@ static void check_holder(const act *a, const pdk_error *err)
 static void check_failed(const act *a, const pdk_error *err)
 {
     bool told_late = err->kind == PDK_E_TIMEOUT && a->late;
-    if (a->cancelled && err->kind != PDK_E_CANCELLED && !told_late)
+    bool closed = err->kind == PDK_E_CLOSED && a->in->closing; /* that came first */
+    if (a->cancelled && err->kind != PDK_E_CANCELLED && !told_late && !closed)
         violation("%s was cancelled and is told %s (%s)", a->name, pdk_error_kind_name(err->kind), err->message);
     if (!a->late)
         check_holder(a, err);
@@ -252,7 +253,7 @@ void act_failed(void)
 static int wait_for_op(act *a, pdk_op *op, pdk_error *err)
 {
     bool impatient = P.cancel_rate != 0 && !P.healed && chance(1, 6);
-    int rc = pdk_op_wait(op, impatient ? below(4000) / 1000.0 : -1, err);
+    int rc = pdk_op_wait(op, impatient ? below(chance(1, 3) ? 40 : 4000) / 1000.0 : -1, err);
     if (rc == 0 && chance(1, 3)) { /* it is let go as it is */
         a->late = true;
         return 0;
