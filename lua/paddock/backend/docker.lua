@@ -193,9 +193,14 @@ function Backend:_create_container(name, body, instance)
   if response and response.status < 400 then
     local id = type(response.data) == "table" and response.data.Id
     if type(id) == "string" and id:find("^%x+$") then return id end
+    id = io.shield(FIND_WAIT + 1, self._find_lost, self, instance) -- it acted, whatever it says
+    if id then return id end
     errors.raise("backend_error", what .. ": the engine's answer cannot be read", { reason = "protocol" })
   elseif response then
-    return nil, engines.fault(response, name)
+    local fault = engines.fault(response, name)
+    -- An engine that failed in the midst of it may have made it: that one would have the name, and be nobody's.
+    if response.status >= 500 and fault.meaning == "other" then io.shield(UNDO_LIMIT, self._scrap_lost, self, instance) end
+    return nil, fault
   elseif err.failure == "not_sent" then
     engines.unreachable(self.engine, what, err)
   end
@@ -232,6 +237,12 @@ function Backend:_scrap(id)
     return false
   end
   return true
+end
+
+--- Removes what a creation made that failed, if it made anything.
+function Backend:_scrap_lost(instance)
+  local fine, found = pcall(self._by_instance, self, instance)
+  if fine and found then self:_scrap(found.id) end
 end
 
 --- What to do about a name that is taken: the sandbox that has it, when it is ours and alive; or nil, when what had it was dead
