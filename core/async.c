@@ -48,6 +48,7 @@ typedef struct exec_work {
     pdk_output_sink sink;
     pdk_op *op;             /* whose work this is */
     bool streamed;          /* the worker's */
+    bool taken;             /* the result has been */
     pdk_result out;         /* the worker's, until the end */
     pdk_result late;        /* what its caller is told when the worker is late */
     atomic_bool abort;      /* its I/O is to be given up: nobody can end the command */
@@ -209,10 +210,13 @@ static int exec_take(void *work, bool late, void *to)
 {
     exec_work *w = work;
     pdk_result *from = late ? &w->late : &w->out;
+    if (w->taken)
+        return 0;
     if (from->out == NULL && (from->out = calloc(1, 1)) == NULL)
         return 0;
     if (from->err == NULL && (from->err = calloc(1, 1)) == NULL)
         return 0;
+    w->taken = true;
     *(pdk_result *)to = *from;
     *from = (pdk_result){ .exit_code = -1 };
     return 1;

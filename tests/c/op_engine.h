@@ -10,12 +10,12 @@
 #include <lauxlib.h>
 
 static const char gate_engine[] =
-    "local io = require 'paddock.io'\n"
+    "local io, errors = require 'paddock.io', require 'paddock.errors'\n"
     "local n, there = 0, {}\n"
     "local M = { name = 'gated', capabilities = { fenced = false } }\n"
     "local function at(name) local fails = gate_enter(name)\n"
     "  while gate_shut(name) do io.sleep(0.002) end\n"
-    "  gate_leave(name) if fails then error { kind = fails, message = name .. ' was told to fail' } end end\n"
+    "  gate_leave(name) if fails then errors.raise(fails, name .. ' was told to fail') end end\n"
     "function M.create(_, spec) at('create') n = n + 1 local info = { sandbox_id = spec.sandbox_id, generation = 'g' .. n }\n"
     "  there[info.generation] = info return info end\n"
     "function M.destroy(_, info) at('destroy') there[info.generation] = nil end\n"
@@ -31,7 +31,7 @@ static const char gate_engine[] =
     "    while gate_shut('exec') and not wanted[req.name or ''] do io.sleep(0.002) end gate_leave('exec')\n"
     "    if wanted[req.name or ''] then return { outcome = 'cancelled', exit_code = 143, stdout = 'begun\\n' } end\n"
     "    io.output(1, req.command) return { outcome = 'completed', exit_code = 0, stdout = 'begun\\n' .. req.command } end,\n"
-    "  cancel = function(_, name) gate_enter('cancel') if not running[name] then return false end wanted[name] = true return true end,\n"
+    "  cancel = function(_, name) at('cancel') if not running[name] then return false end wanted[name] = true return true end,\n"
     "  open_session = function() at('open_session') end, close_session = function() end,\n"
     "  read = function(_, path) at('read') return 'bytes of ' .. path end, write = function() at('write') return true end,\n"
     "  list = function() return { { name = 'a' } } end,\n"
@@ -119,6 +119,18 @@ static inline pdk_runtime *gated(const char *more)
     }
     CHECK_INT(pdk_script_enter(rt->script, gate_install, NULL, &err), 0);
     return rt;
+}
+
+static inline size_t held_now(pdk_runtime *rt)
+{
+    PDK_GUARD(rt->pool.registry);
+    return rt->pool.holders.count;
+}
+
+static inline size_t active_now(pdk_runtime *rt)
+{
+    PDK_GUARD(rt->pool.registry);
+    return rt->pool.count[PDK_ACTIVE];
 }
 
 static inline void gate_close(const char *name)
