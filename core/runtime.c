@@ -588,16 +588,18 @@ int pdk_runtime_shutdown(pdk_runtime *rt, pdk_error *err)
 
 void pdk_runtime_left(pdk_runtime *rt, char *text, size_t size)
 {
-    static const pdk_state order[] = { PDK_ACTIVE, PDK_WARM, PDK_KEPT };
     size_t n = 0, at = 0;
     char ids[160] = "";
     {
         PDK_GUARD(rt->pool.registry);
-        for (size_t s = 0; s < sizeof order / sizeof *order; s++)
-            n += rt->pool.count[order[s]];
-        for (pdk_node *e = n == 0 ? NULL : pdk_map_each(&rt->pool.ids, NULL); e != NULL && at < sizeof ids - 70; e = pdk_map_each(&rt->pool.ids, e))
-            if (PDK_OF(e, pdk_entry, by_id)->state != PDK_ABSENT)
-                at += (size_t)snprintf(ids + at, sizeof ids - at, "%s%s", at > 0 ? ", " : "", PDK_OF(e, pdk_entry, by_id)->id);
+        for (pdk_node *node = pdk_map_each(&rt->pool.ids, NULL); node != NULL; node = pdk_map_each(&rt->pool.ids, node)) {
+            pdk_entry *e = PDK_OF(node, pdk_entry, by_id);
+            if (e->state == PDK_ABSENT && e->reserved == 0)
+                continue;
+            if (at < sizeof ids - 70)
+                at += (size_t)snprintf(ids + at, sizeof ids - at, "%s%s", n > 0 ? ", " : "", e->id);
+            n++;
+        }
     }
     PDK_GUARD(rt->lock);
     snprintf(text, size, "%zu sandbox%s%s%s%s, %d call%s in flight%s%s", n, n == 1 ? "" : "es", n > 0 ? " (" : "", ids, n > 0 ? ")" : "",
