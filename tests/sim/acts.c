@@ -153,6 +153,36 @@ void act_tears_down(void)
     a->begun |= has_turn(me->in, a->id);
 }
 
+/* One that was there, not what it has made itself. */
+void act_tore_down(const pdk_teardown *td, pdk_teardown_result r)
+{
+    static const char *const own[] = { "unready", "not_admitted", "not_registered", "unwanted" };
+    bool replaces = r == PDK_TD_DONE && (td->retire || !pdk_view_is_nil(td->info));
+    for (size_t i = 0; i < sizeof own / sizeof *own; i++)
+        replaces &= strcmp(td->reason, own[i]) != 0;
+    if (me->act != NULL && me->acquires != 0 && replaces)
+        me->act->owes = true;
+}
+
+void act_handed_out(void)
+{
+    if (me->act != NULL && me->acquires != 0)
+        me->act->handed = true;
+}
+
+/* What the core logs on behalf of an acquire. */
+void act_says(const char *event)
+{
+    act *a = me->act;
+    if (a == NULL || me->acquires == 0)
+        return;
+    a->failed |= strcmp(event, "acquire_failed") == 0 || strcmp(event, "drained_work_failed") == 0;
+    if (strcmp(event, "acquire_failed") == 0 && a->cancelled)
+        violation("%s was cancelled, and fails as if it had not been", a->name);
+    if (strcmp(event, "acquire_cancelled") == 0 && a->owes && !a->handed && !a->failed)
+        violation("%s has stopped what it was to replace, and made nothing, since it was cancelled", a->name);
+}
+
 /* ---- acquire ---- */
 
 pdk_acquiring *__real_pdk_acquire_begin(pdk_runtime *rt, const pdk_acquire_spec *spec, atomic_bool *cancelled,
@@ -240,13 +270,6 @@ static pdk_box *acquire_here(act *a, const pdk_acquire_spec *spec, pdk_error *er
     if (rc < 0 && !a->late)
         check_holder(a, err);
     return box;
-}
-
-/* An acquire has decided that it failed. */
-void act_failed(void)
-{
-    if (me->act != NULL && me->acquires != 0 && me->act->cancelled)
-        violation("%s was cancelled, and fails as if it had not been", me->act->name);
 }
 
 /* Waits, and may lose patience. Afterwards the handle is gone: 1, or -1; 0 = it was not waited for. */
@@ -347,6 +370,24 @@ void act_release(pdk_box *box)
         act_over(a, op);
     }
     a->used = false;
+}
+
+int act_exec(pdk_box *box, const pdk_exec_spec *spec, pdk_result *out, pdk_error *err)
+{
+    if (!P.submits || chance(1, 3))
+        return pdk_box_exec(box, spec, out, err);
+    act *a = act_new(id_number(pdk_box_id(box)), 0);
+    pdk_op_how how = { 0 };
+    pdk_op *op = pdk_async_exec(box, spec, &how, err);
+    int rc = -1;
+    if (op != NULL) {
+        a->op = op;
+        a->deaf = false;
+        rc = wait_for_op(a, op, err) == 1 && pdk_op_result(op, out) == 1 ? 0 : -1;
+        act_over(a, op);
+    }
+    a->used = false;
+    return rc;
 }
 
 int act_shutdown(pdk_runtime *rt, pdk_error *err)

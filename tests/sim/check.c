@@ -78,6 +78,8 @@ static void handed_out(inst *in, int id, const pdk_entry *e)
         violation("%s hands %c out while it is reserved for a teardown", in->name, 'a' + id);
     if (e->retry)
         violation("%s hands %c out although a stop of it has failed", in->name, 'a' + id);
+    if (me != NULL && me->in == in)
+        act_handed_out();
     if (me == NULL || me->in != in || me->call_start == 0)
         return; /* one more holder of what was handed out before: the guest tells it if that is over */
     check_lease_of(in, id, e);

@@ -76,8 +76,8 @@ void __wrap_pdk_log_write(pdk_log *log, pdk_log_level level, const char *event, 
 {
     (void)log;
     (void)level;
-    if (me != NULL && strcmp(event, "acquire_failed") == 0)
-        act_failed();
+    if (me != NULL)
+        act_says(event);
     if (!Z->trace)
         return;
     char text[600];
@@ -107,6 +107,7 @@ pdk_teardown_result __wrap_pdk_fence_teardown(pdk_runtime *rt, pdk_teardown *td,
           : r == PDK_TD_REFUSED  ? "refused"
                                  : "error",
           r == PDK_TD_REFUSED ? td->why : "");
+    act_tore_down(td, r);
     me->td = outer;
     return r;
 }

@@ -224,7 +224,7 @@ static int run(pdk_box *box, const char *scope, pdk_error *err)
     pdk_result result;
     TRACE("exec in %s %s", pdk_box_id(box), pdk_box_generation(box));
     call_begins(false);
-    int rc = pdk_box_exec(box, &spec, &result, err);
+    int rc = act_exec(box, &spec, &result, err);
     if (rc < 0)
         TRACE("exec: %s (%s)", pdk_error_kind_name(err->kind), err->message);
     else

@@ -237,6 +237,8 @@ struct act { /* one call that can be cancelled */
     bool late;             /* its caller is told by the deadline, or has not waited: it may still be drained */
     bool begun;            /* it has begun a teardown while it has the id's turn */
     bool cut;              /* it was cancelled when discover answered, with nothing begun: nothing may be begun any more */
+    bool owes;             /* it has stopped what it was to replace */
+    bool handed, failed;   /* something was handed out for it; its work has failed */
     pdk_ns began;
     uint32_t cuts[2];      /* in so many points it is cancelled, and once more; 0 = no more */
 };
@@ -249,7 +251,10 @@ void act_point(void);               /* of the fiber that runs */
 void act_asks(const op *o);         /* a request begins; */
 void act_asked(const op *o);        /* its answer is there */
 void act_tears_down(void);
-void act_failed(void);
+void act_tore_down(const pdk_teardown *td, pdk_teardown_result r);
+void act_says(const char *event);
+void act_handed_out(void);
+int act_exec(pdk_box *box, const pdk_exec_spec *spec, pdk_result *out, pdk_error *err); /* as pdk_box_exec */
 void acts_check_end(void);          /* nobody waits any more: nothing that was cancelled is held */
 
 /* ---- wire.c ---- */

@@ -124,6 +124,10 @@ static void run_command(op *o)
         o->killed = P.fenced && (g->doomed || g->token > o->token);
         if (o->killed)
             return;
+        if (pdk_limit_cancelled(pdk_limit_current())) {
+            no_answer(o, PDK_E_CANCELLED, "cancelled");
+            return;
+        }
     }
     if (o->kind == OP_EXEC) {
         Z->executed++;
