@@ -152,12 +152,15 @@ static pdk_job *next_job(pdk_workers *w)
 /* A job is over: what its share held back may start now. */
 static void job_over(pdk_workers *w, pdk_work_class c)
 {
-    PDK_GUARD(w->lock);
-    w->running[c]--;
-    if (startable(w) != NULL && w->idle > w->woken) { /* this thread takes one itself; there may be another */
-        w->woken++;
-        pdk_cond_signal(&w->work);
+    bool wake;
+    {
+        PDK_GUARD(w->lock);
+        w->running[c]--;
+        wake = startable(w) != NULL && w->idle > w->woken; /* this thread takes one itself; there may be another */
+        w->woken += wake;
     }
+    if (wake)
+        pdk_cond_signal(&w->work);
 }
 
 static void *worker_main(void *arg)
@@ -188,17 +191,20 @@ static void enqueue(pdk_workers *w, pdk_job *job) PDK_REQUIRES(w->lock)
 
 int pdk_workers_submit(pdk_workers *w, pdk_job *job, bool keep, pdk_error *err)
 {
-    bool start = false;
+    bool start = false, wake;
     {
         PDK_GUARD(w->lock);
         enqueue(w, job);
-        if (w->idle > w->woken) {
+        wake = w->idle > w->woken;
+        if (wake) {
             w->woken++;
-            pdk_cond_signal(&w->work);
         } else if (w->threads - w->idle - all_running(w) == 0) { /* else one is on its way, and starts the others */
             start = wants_thread(w);
         }
     }
+    /* Not under the lock: where processors are scarce the woken one runs at once, in this one's place, and would wait for it. */
+    if (wake)
+        pdk_cond_signal(&w->work);
     int rc = start ? start_thread(w) : 0;
     if (rc == 0)
         return 0;
