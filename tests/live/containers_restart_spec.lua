@@ -1,0 +1,97 @@
+--- Engines that stop, freeze and come back while sandboxes live on them. They are engines of its own.
+local containers = require "tests.live.containers"
+local core = require "paddock.core"
+local engines = require "tests.support.engines"
+
+local WHO, OTHER = { user = "alice", thread = "t1" }, { user = "bob", thread = "t1" }
+
+--- The error that fn raises: one that an engine which does not answer is the reason of.
+local function failure(fn, ...)
+  local fine, err = pcall(fn, ...)
+  assert.is_false(fine, "an error was expected")
+  assert.is_table(err, tostring(err))
+  assert.truthy(err.kind == "backend_error" or err.kind == "timeout", tostring(err))
+  return err
+end
+
+--- Gives that order when it goes out of scope: before the world is taken down, whatever happened.
+local function finally_tell(verb, name)
+  return setmetatable({}, { __close = function() pcall(engines.tell, verb, name) end })
+end
+
+for _, engine in ipairs(engines.all()) do
+  describe("the docker backend, when " .. engine.name, function()
+    local on = containers.on(engine)
+
+    on("restarts, keeps its sandboxes and hands them out again [G8]", function(world)
+      local rt = world:open()
+      local box = rt:acquire(WHO)
+      local generation = box.generation
+      box:write("/workspace/a", "kept")
+      for _, signal in ipairs { "TERM", "KILL" } do
+        engines.tell("restart", engine.name, signal)
+        assert.equal("kept", box:read "/workspace/a")
+        box:release()
+        rt:reconcile()
+        box = rt:acquire(WHO)
+        assert.equal("warm", box.source)
+        assert.equal(generation, box.generation)
+      end
+      local other = rt:acquire(OTHER) -- and makes new ones
+      assert.equal("hi\n", other:exec("echo hi").stdout)
+      for _, one in ipairs { box, other } do
+        local id = one.id
+        one:release()
+        assert.is_true(rt:destroy(id))
+      end
+      assert.equal(0, #world:containers())
+    end)
+
+    on("is away, says so, and takes nothing for gone [G6, G8, G9]", function(world)
+      local rt = world:open { backend_options = { engine_timeout = 10 } }
+      local box = rt:acquire(WHO)
+      local id, generation = box.id, box.generation
+      local _start <close> = finally_tell("start", engine.name)
+      engines.tell("stop", engine.name)
+      assert.equal("hi\n", box:exec("echo hi").stdout) -- the guest needs no engine
+      box:release()
+      local err = failure(rt.destroy, rt, id)
+      assert.truthy(tostring(err):find(engine.socket, 1, true), tostring(err))
+      failure(rt.acquire, rt, OTHER)
+      pcall(rt.reconcile, rt)
+      engines.tell("start", engine.name)
+      assert.equal(generation, world:containers()[1].Id) -- it lives, and was doomed: nobody gets it
+      assert.is_true(rt:destroy(id))
+      box = rt:acquire(WHO)
+      assert.equal("created", box.source)
+      assert.equal("hi\n", box:exec("echo hi").stdout)
+      id = box.id
+      box:release()
+      assert.is_true(rt:destroy(id))
+      assert.equal(0, #world:containers())
+    end)
+
+    on("hangs, is waited for as long as it is told to, and holds nobody else up", function(world)
+      local rt = world:open { stop_timeout = 3, backend_options = { engine_timeout = 3 } }
+      local box = rt:acquire(WHO)
+      local id = box.id
+      local _thaw <close> = finally_tell("thaw", engine.name)
+      engines.tell("freeze", engine.name)
+      local started = core.now()
+      failure(rt.acquire, rt, OTHER)
+      assert.is_true(core.now() - started < 60)
+      assert.equal("hi\n", box:exec("echo hi").stdout)
+      box:release()
+      box = rt:acquire(WHO)
+      assert.equal("warm", box.source)
+      box:release()
+      started = core.now()
+      failure(rt.destroy, rt, id)
+      assert.is_true(core.now() - started < 60)
+      engines.tell("thaw", engine.name)
+      assert.is_not_nil(rt:destroy(id))
+      rt:reconcile()
+      assert.equal(0, #world:containers())
+    end)
+  end)
+end
