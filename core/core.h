@@ -47,6 +47,8 @@ struct pdk_runtime {
     pdk_iface *backend;
     bool fenced;            /* the backend's sandboxes check tokens themselves */
     bool stops_at_once;     /* a stop that the backend was asked for has acted, or never will, once the asker is dead */
+    bool watches;           /* it lives in the universe and has a `watch`, and there are threads */
+    atomic_bool watch_ends; /* ends that thread's wait */
     char backend_name[40];
     pdk_pack policy_base;   /* the runtime's own image, environment, limits, network for requirements */
     pdk_lease *lease;
@@ -69,6 +71,8 @@ struct pdk_runtime {
     int calls;              /* in flight */
     bool reaper_runs, renewer_runs;       /* not through yet */
     bool reaper_started, renewer_started; /* to be joined */
+    bool watcher_runs, watcher_started;   /* likewise, where the backend has a `watch` */
+    pdk_thread watcher;
     struct pdk_orphan *orphans;          /* unowned sandboxes seen by reconcile, since when; reconcile's own */
     bool reconciling;                    /* one reconcile at a time */
     pdk_thread reaper, renewer;
@@ -130,6 +134,8 @@ int pdk_engine_ready(pdk_runtime *rt, pdk_view info, double seconds, pdk_error *
 int pdk_engine_list(pdk_runtime *rt, pdk_pack *out, pdk_error *err);
 int pdk_engine_finish(pdk_runtime *rt, const char *id, pdk_view info, pdk_error *err);
 int pdk_engine_probe(pdk_runtime *rt, pdk_pack *out, pdk_error *err); /* a table; for probe.c */
+/* Waits for deaths, for at most that many seconds: a list of { sandbox_id, generation, reason }. */
+int pdk_engine_watch(pdk_runtime *rt, double seconds, pdk_pack *out, pdk_error *err);
 int pdk_engine_close(pdk_runtime *rt, pdk_error *err); /* the runtime is done with it */
 int pdk_engine_connect(pdk_runtime *rt, pdk_view info, int64_t token, bool own, pdk_client **out, pdk_error *err);
 /* Closes it if nobody did: once. A failure is a warning that names `what`. Takes over the caller's reference. */
@@ -288,6 +294,9 @@ bool pdk_forget_lost(pdk_runtime *rt, const char *id);
 int pdk_reconcile(pdk_runtime *rt, pdk_error *err);
 void pdk_reconcile_forget(pdk_runtime *rt); /* frees what it remembers between passes */
 void pdk_upkeep_init(pdk_runtime *rt); /* once its stores are open */
+/* watch.c: the thread that hears of deaths. Start: 0 or errno. End only asks it to; pdk_threads_stop waits. */
+int pdk_watch_start(pdk_runtime *rt) PDK_REQUIRES(rt->lock);
+void pdk_watch_end(pdk_runtime *rt);
 int pdk_threads_start(pdk_runtime *rt, pdk_error *err);
 int pdk_threads_stop(pdk_runtime *rt, pdk_error *err);
 /* Asks the policy when an unheld sandbox has idled for too long, and puts it on the heap. */

@@ -210,6 +210,18 @@ int pdk_engine_probe(pdk_runtime *rt, pdk_pack *out, pdk_error *err)
     return pdk_pack_copy(out, pdk_view_of(&answer)) ? 0 : no_memory(err);
 }
 
+int pdk_engine_watch(pdk_runtime *rt, double seconds, pdk_pack *out, pdk_error *err)
+{
+    PDK_AUTO_PACK args = PDK_NO_PACK, answer = PDK_NO_PACK;
+    pdk_put_num(&args, seconds);
+    if (call(rt, "watch", &args, &answer, "watch", err) < 0)
+        return -1;
+    pdk_view v = pdk_view_of(&answer);
+    if (pdk_view_tag(v) != '[' && !(pdk_view_tag(v) == '{' && pdk_view_count(v) == 0))
+        return bad(rt, err, "watch", "watch must answer a list of tables");
+    return pdk_pack_copy(out, v) ? 0 : no_memory(err);
+}
+
 int pdk_engine_close(pdk_runtime *rt, pdk_error *err)
 {
     PDK_AUTO_PACK args = PDK_NO_PACK, out = PDK_NO_PACK;

@@ -59,6 +59,7 @@ typedef struct transfer { /* one request; the calling thread's */
     bool reused;       /* over a connection that has served before */
     bool replay;       /* it wanted to send again and was refused */
     bool stopped;      /* on_body said so */
+    bool announced;    /* on_body was told of the head */
     bool impostor;     /* another process listens than the request wants */
     int peer;          /* who listens, when it could be seen */
     bool too_long;     /* body beyond max_body */
@@ -353,6 +354,20 @@ static curl_socket_t on_open_socket(void *ctx, curlsocktype purpose, struct curl
     return t->opened;
 }
 
+/* The head is complete: says so where that was asked for. False = stop. */
+static bool announce(transfer *t)
+{
+    long status = 0;
+    if (!t->req->announce || t->announced || t->req->on_body == NULL || curl_easy_getinfo(t->easy, CURLINFO_RESPONSE_CODE, &status) != CURLE_OK ||
+        status != 200)
+        return true;
+    t->announced = true;
+    pdk_quiet_leave(&t->quiet);
+    t->stopped = !t->req->on_body(t->req->on_body_ctx, "", 0);
+    pdk_quiet_enter(&t->quiet);
+    return !t->stopped;
+}
+
 static size_t on_header(char *data, size_t size, size_t count, void *ctx)
 {
     transfer *t = ctx;
@@ -364,7 +379,7 @@ static size_t on_header(char *data, size_t size, size_t count, void *ctx)
     while (n > 0 && (data[n - 1] == '\r' || data[n - 1] == '\n'))
         n--;
     if (n == 0)
-        return len;
+        return announce(t) ? len : 0;
     if (t->head.len + n > MAX_HEADERS) {
         t->head_long = true;
         return 0;

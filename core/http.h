@@ -37,6 +37,8 @@ typedef struct pdk_http_request {
      * stop: the request is over, and was answered. On the calling thread, with no lock held. */
     bool (*on_body)(void *ctx, const char *data, size_t len);
     void *on_body_ctx;
+    bool announce;               /* on_body is called with no bytes once, when the head of an answer of status 200 is there: a stream
+                                    may stay silent for long */
 } pdk_http_request;
 
 typedef struct pdk_http_response { /* freed by pdk_http_response_free */

@@ -16,7 +16,7 @@
 
 static const char *const keys[] = { "method",          "url",    "unix",  "headers",  "body",    "timeout",
                                     "connect_timeout", "direct", "fresh", "max_body", "on_body", "redirects",
-                                    "ca_file",         "cert_file", "key_file", "peer", "input", NULL };
+                                    "ca_file",         "cert_file", "key_file", "peer", "input",   "announce", NULL };
 
 static void check_keys(lua_State *L)
 {
@@ -246,7 +246,7 @@ static int push_failure(lua_State *L, pdk_held *h, pdk_http_failure failure)
 }
 
 /* http{ method, url, unix, headers, body, timeout, connect_timeout, direct, fresh, max_body, on_body, redirects, ca_file, cert_file,
- * key_file, peer, input } -> { status, body, headers, peer } or nil, error with `failure` = "not_sent" or "ambiguous". stack: +1 or +2, raises */
+ * key_file, peer, input, announce } -> { status, body, headers, peer } or nil, error with `failure` = "not_sent" or "ambiguous". stack: +1 or +2, raises */
 static int l_http(lua_State *L)
 {
     pdk_http_request req = { 0 };
@@ -276,6 +276,7 @@ static int l_http(lua_State *L)
     req.connect_timeout = field_seconds(L, "connect_timeout");
     req.direct = field_flag(L, "direct");
     req.fresh = field_flag(L, "fresh");
+    req.announce = field_flag(L, "announce");
     req.max_body = field_max(L);
     req.method = req.method == NULL ? "GET" : req.method;
     if (req.url == NULL)

@@ -653,30 +653,38 @@ int pdk_threads_start(pdk_runtime *rt, pdk_error *err)
             rt->renewer_runs = false;
         rt->renewer_started = rc == 0;
     }
+    if (rc == 0)
+        rc = pdk_watch_start(rt);
     return rc == 0 ? 0 : pdk_fail(err, PDK_E_NO_MEMORY, rc, "cannot start the runtime's threads");
 }
 
 int pdk_threads_stop(pdk_runtime *rt, pdk_error *err)
 {
-    bool join_reaper = false, join_renewer = false;
+    bool join_reaper = false, join_renewer = false, join_watcher = false;
+    pdk_watch_end(rt);
     {
         PDK_GUARD(rt->lock);
         rt->stop_threads = true;
         pdk_cond_broadcast(&rt->wake);
         pdk_ns deadline = pdk_now_monotonic() + STOP_WAIT;
-        while ((rt->reaper_runs || rt->renewer_runs) && pdk_cond_wait_until(&rt->wake, &rt->lock, deadline))
+        while ((rt->reaper_runs || rt->renewer_runs || rt->watcher_runs) && pdk_cond_wait_until(&rt->wake, &rt->lock, deadline))
             ;
         if (rt->reaper_runs)
             return pdk_fail(err, PDK_E_BACKEND_ERROR, 0, "the idle checker is still at work after 5 s; shut down again");
         if (rt->renewer_runs)
             return pdk_fail(err, PDK_E_BACKEND_ERROR, 0, "the lease renewal is still at work after 5 s; shut down again");
+        if (rt->watcher_runs)
+            return pdk_fail(err, PDK_E_BACKEND_ERROR, 0, "the backend still waits for deaths after 5 s; shut down again");
         join_reaper = rt->reaper_started;
         join_renewer = rt->renewer_started;
-        rt->reaper_started = rt->renewer_started = false;
+        join_watcher = rt->watcher_started;
+        rt->reaper_started = rt->renewer_started = rt->watcher_started = false;
     }
     if (join_reaper)
         pdk_thread_join(&rt->reaper);
     if (join_renewer)
         pdk_thread_join(&rt->renewer);
+    if (join_watcher)
+        pdk_thread_join(&rt->watcher);
     return 0;
 }

@@ -225,12 +225,13 @@ static int check_backend(pdk_runtime *rt, pdk_error *err)
 
 static int open_backend(pdk_runtime *rt, pdk_error *err)
 {
-    if (rt->backend == NULL) {
+    if (rt->backend == NULL) { /* in the universe; a Lua host's thread must not be kept waiting by a `watch` */
         const char *name = pdk_info_str(pdk_view_of(&rt->config.options), "backend");
         load l = { rt, name != NULL ? name : "process", NULL };
         if (pdk_script_enter(rt->script, load_backend, &l, err) < 0)
             return pdk_error_wrap(err, "backend %s cannot be used", l.name);
         rt->backend = l.out;
+        rt->watches = rt->config.threads && pdk_iface_has(rt->backend, "watch");
     }
     return check_backend(rt, err);
 }

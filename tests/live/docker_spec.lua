@@ -239,6 +239,30 @@ for _, engine in ipairs(engines.all()) do
       assert.is_true(rt:destroy(id))
     end)
 
+    behind("hears of a death without asking, drops a warm one, and asks again when the stream is lost [B054]", function(world)
+      local rt = world:open { health_ttl = 0 }
+      assert.is_true(support.eventually(function() return world.proxy:count("GET", "^/events$") == 1 end))
+      local box = rt:acquire(ALICE)
+      local id, generation = box.id, box.generation
+      box:release()
+      world.proxy:reset()
+      engine:call("POST", "/containers/" .. generation .. "/kill?signal=KILL")
+      assert.is_true(support.eventually(function() return rt:inspect(id) == nil or rt:inspect(id).state ~= "warm" end, 20))
+      assert.is_true(support.eventually(function() return #world:containers() == 0 end, 20))
+      assert.equal(0, world.proxy:count("GET", "/top$"))
+      -- Once more, with the stream cut while it dies: the list that follows a new stream tells.
+      assert.is_true(support.eventually(function() return world.proxy:count("GET", "^/events$") >= 1 end))
+      box = rt:acquire(ALICE)
+      generation = box.generation
+      box:release()
+      world.proxy:drop()
+      world:remove(generation)
+      assert.is_true(support.eventually(function() return rt:inspect(id) == nil or rt:inspect(id).state ~= "warm" end, 20))
+      box = rt:acquire(ALICE)
+      assert.equal("created", box.source)
+      box:release()
+    end)
+
     on("ends a paused container within the bound [B037]", function(world)
       local rt = world:open()
       local box = rt:acquire(ALICE)

@@ -6,6 +6,7 @@
 --- and not all of our labels is somebody else's: it is never touched.
 local engines = require "paddock.docker.engine"
 local errors = require "paddock.errors"
+local events = require "paddock.docker.events"
 local images = require "paddock.docker.images"
 local io = require "paddock.io"
 local labels = require "paddock.docker.labels"
@@ -66,6 +67,7 @@ function M.new(options, runtime)
   }, Backend)
   self.deployment = deployment_of(runtime)
   self.leftovers = leftovers.new(self)
+  self.events = events.new(self)
   self.plane = planes[own.plane].new(self)
   return self
 end
@@ -99,6 +101,9 @@ function Backend:look(key, limit)
   end
   local state = view.inspected(response.data, self.options.aio_port)
   if not state then errors.raise("backend_error", what .. ": the engine's answer cannot be read", { reason = "protocol" }) end
+  if state.running and self:whose(state) == "ours" then
+    self.events:saw_running(state.id, state.labels[self.options.label_prefix .. "sandbox_id"])
+  end
   return state
 end
 
@@ -428,6 +433,7 @@ end
 ---@return boolean
 function Backend:alive(info, opts)
   local generation = generation_of(info, "alive")
+  if self.events:state(generation) == "dead" then return false end
   local known = self.plane:ask(info, nil, opts and opts.token)
   if known then return true end
   local state = self:look(generation)
@@ -536,6 +542,14 @@ function Backend:finish(id, info)
   end
   self.leftovers:finish(info)
   self.plane:finish(info)
+  self.events:forget(generation)
+end
+
+--- Waits for deaths, for at most that many seconds: the runtime's own thread sits here.
+---@param seconds number
+---@return table[]
+function Backend:watch(seconds)
+  return self.events:watch(seconds)
 end
 
 -- ---- speaking to it -------------------------------------------------------------------------------------------

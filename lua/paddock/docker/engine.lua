@@ -89,6 +89,8 @@ end
 ---@field max_body integer?
 ---@field on_body fun(piece: string)?
 ---@field plain boolean?          without a version in the path
+---@field fresh boolean?          over a connection of its own
+---@field announce boolean?       on_body is called with "" when the answer begins
 
 local function percent(text)
   return (tostring(text):gsub("[^%w%-%._~]", function(c) return ("%%%02X"):format(c:byte()) end))
@@ -129,7 +131,8 @@ function Engine:send(call)
   local limit = call.limit or self.limit or CALL_LIMIT
   local request = {
     method = call.method, url = self.url .. path, unix = self.unix, headers = headers, body = body, timeout = limit,
-    connect_timeout = math.min(limit, PING_LIMIT), max_body = call.max_body, on_body = call.on_body,
+    connect_timeout = math.min(limit, PING_LIMIT), max_body = call.max_body, on_body = call.on_body, fresh = call.fresh,
+    announce = call.announce,
   }
   for name, value in pairs(self.tls or {}) do request[name] = value end
   local response, err = io.http(request)

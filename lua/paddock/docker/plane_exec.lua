@@ -23,6 +23,7 @@ function Plane:made(_, state) self.cleared[state.id] = true end   -- nobody had 
 function Plane.describe(_, info, _) info.url = "" end
 
 function Plane:ask(info, seconds, _, state)
+  if not state and self.backend.events:state(info.generation) == "running" then return {} end
   state = state or self.backend:look(info.generation, seconds)
   if state and state.running and not state.paused then return {} end
   return nil, "it does not run"
