@@ -471,7 +471,9 @@ static found discover(acq *a)
     int quarantined = pdk_journal_has(rt->journal, a->id, gen, a->err);
     if (quarantined < 0)
         return FAILED;
-    c.retry = quarantined == 1; /* it is stopped under both fences, or the acquire is deferred */
+    /* Such a one is stopped under both fences, or the acquire is deferred; so is one that somebody has doomed and then left, for
+     * beside what is made now nobody would look at it again. */
+    c.retry = quarantined == 1 || pdk_view_bool(pdk_view_get(info, "doomed"), false);
     found ok = pdk_acq_examine(a, &c);
     int64_t fenced_with = 0;
     if (ok == FOUND && (ok = enlist(a, &c, &fenced_with)) == NOTHING)

@@ -60,6 +60,7 @@ end
 local function info_of(thing)
   local info = copy(thing.info)
   info.token = thing.token > 0 and thing.token or nil
+  info.doomed = thing.doomed or nil
   return info
 end
 
@@ -211,7 +212,7 @@ end
 function Backend:discover(id)
   called(self.sim, "discover", id)
   local thing = current(self.sim, id)
-  return thing and thing.healthy and not thing.doomed and info_of(thing) or nil
+  return thing and thing.healthy and info_of(thing) or nil
 end
 
 function Backend:alive(info)

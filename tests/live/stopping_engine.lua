@@ -1,5 +1,5 @@
---- The process backend, in a process that stops itself (SIGSTOP) at one step: before or after one function of the backend or of
---- its clients, once, when the file `armed` is there. For stopped_spec.lua.
+--- The process backend, in a process that stops itself (SIGSTOP, or the option `signal`) at one step: before or after one function
+--- of the backend or of its clients, once, when the file `armed` is there. For stopped_spec.lua and owners_spec.lua.
 local inner_module = require "paddock.backend.process"
 
 local M = {}
@@ -18,7 +18,7 @@ function M.new(options, runtime)
     if done or name ~= step or not exists(folder .. "/armed") then return end
     done = true
     assert(io.open(folder .. "/stopped", "w")):close()
-    os.execute("kill -STOP " .. runtime.pid)
+    os.execute(("kill -%s %d"):format(options.signal or "STOP", runtime.pid))
   end
 
   local function wrap(object, names, prefix)

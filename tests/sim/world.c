@@ -25,7 +25,7 @@ static void fail(op *o, pdk_error_kind kind, const char *reason)
 static int newest(int id, bool healthy)
 {
     for (int g = W.gen_count - 1; g >= 0; g--)
-        if (W.gens[g].present && W.gens[g].id == id && (!healthy || (W.gens[g].healthy && !W.gens[g].doomed)))
+        if (W.gens[g].present && W.gens[g].id == id && (!healthy || W.gens[g].healthy))
             return g;
     return -1;
 }

@@ -422,9 +422,7 @@ function Backend:discover(id)
   local info = self:info_of(state)
   local said = self.plane:ask(info, self.runtime.discover_timeout or 5, nil, state)
   if not said then return nil end
-  info = self:info_of(state, said)
-  if info.doomed then return nil end
-  return info
+  return self:info_of(state, said)
 end
 
 --- Whether that generation lives and answers.

@@ -541,7 +541,7 @@ function Backend:_newest(id, fn)
 end
 
 --- A healthy sandbox of that id, made by whichever process; nil when there is none. What lives but does not answer is
---- neither: it raises. A guest that was doomed is on its way out, and counts as none.
+--- neither: it raises. One that was doomed serves nobody, and says so: whoever doomed it may have died.
 ---@param id string
 ---@return table?
 function Backend:discover(id)
@@ -549,8 +549,6 @@ function Backend:discover(id)
     local answer, message = self:_ask(record, self.runtime.discover_timeout or 5)
     if not answer then
       errors.raise("backend_error", ("sandbox %s lives but does not answer: %s"):format(id, message), { reason = "silent" })
-    elseif answer.doomed == true then
-      return nil
     end
     -- Nobody's so far: it is ours now, for as long as this process lives.
     if self:_store():own(record, self:_owner()) then
