@@ -244,6 +244,11 @@ typedef struct pdk_reuse_facts {
 } pdk_reuse_facts;
 int pdk_ask_reuse(pdk_runtime *rt, const pdk_reuse_facts *facts, pdk_verdict *verdict, pdk_error *err);
 
+/* ---- stopall.c ---- */
+/* Tears down all that is tracked; the first failure is kept in `err`. Returns how many are left. What calls in flight are at work
+ * on is left to them, and not counted, unless there are none any more (`drained`). */
+size_t pdk_stop_all(pdk_runtime *rt, bool drained, pdk_error *err);
+
 /* ---- probe.c ---- */
 void pdk_probes_init(pdk_probes *p);
 void pdk_probes_free(pdk_probes *p);

@@ -495,68 +495,6 @@ int pdk_runtime_reset(pdk_runtime *rt, pdk_error *err)
     return rc;
 }
 
-typedef struct victims {
-    size_t n, cap;
-    char (*ids)[64];
-} victims;
-
-/* Active ones first, then warm, then those whose stop failed before (P9). */
-static victims tracked(pdk_runtime *rt)
-{
-    static const pdk_state order[] = { PDK_ACTIVE, PDK_WARM, PDK_KEPT };
-    victims v = { 0 };
-    PDK_GUARD(rt->pool.registry);
-    v.cap = rt->pool.ids.count;
-    v.ids = calloc(v.cap + 1, sizeof *v.ids);
-    for (size_t s = 0; s < 3 && v.ids != NULL; s++)
-        for (pdk_node *n = pdk_map_each(&rt->pool.ids, NULL); n != NULL; n = pdk_map_each(&rt->pool.ids, n)) {
-            pdk_entry *e = PDK_OF(n, pdk_entry, by_id);
-            if (e->state == order[s] && v.n < v.cap)
-                memcpy(v.ids[v.n++], e->id, 64);
-        }
-    return v;
-}
-
-/* Whether what stands in the way is a call in flight: it is at work on the sandbox itself. */
-static bool refused_for_now(const pdk_teardown *td)
-{
-    return strcmp(td->why, "reserved") == 0 || strcmp(td->why, "used") == 0;
-}
-
-/* Tears down all that is tracked; the first failure is kept in `err`. Returns how many are left. What calls in flight are at work
- * on is left to them, and not counted, unless there are none any more (`drained`). */
-static size_t stop_all(pdk_runtime *rt, bool drained, pdk_error *err)
-{
-    victims v = tracked(rt);
-    size_t left = 0;
-    if (v.ids == NULL) {
-        pdk_fail(err, PDK_E_NO_MEMORY, 0, "no memory to list what is to be stopped");
-        return v.cap;
-    }
-    for (size_t i = 0; i < v.n; i++) {
-        PDK_AUTO_ERROR why = PDK_NO_ERROR;
-        pdk_teardown td = { .id = v.ids[i], .reason = "shutdown", .ignore_holders = true };
-        pdk_teardown_result r = pdk_fence_teardown(rt, &td, &why);
-        if (r == PDK_TD_DONE || (r == PDK_TD_REFUSED && (strcmp(td.why, "gone") == 0 || strcmp(td.why, "taken") == 0)))
-            continue;
-        if (r == PDK_TD_REPLACED) { /* of ours nothing is left; what has its id now is not ours */
-            pdk_fence_forget_replaced(rt, v.ids[i], 0);
-            continue;
-        }
-        if (r == PDK_TD_REFUSED && !drained && refused_for_now(&td))
-            continue;
-        if (r == PDK_TD_REFUSED && strcmp(td.why, "peer") == 0 && pdk_forget_lost(rt, v.ids[i]))
-            continue; /* nobody has renewed it since a peer took it, and nobody will: it is the peer's to stop */
-        left++;
-        if (r == PDK_TD_REFUSED)
-            pdk_fail_reason(&why, PDK_E_REPLACEMENT_DEFERRED, "teardown_refused", "the teardown of %s was refused (%s)", td.id, td.why);
-        if (err->kind == PDK_OK)
-            pdk_error_move(err, &why);
-    }
-    free(v.ids);
-    return left;
-}
-
 int pdk_runtime_shutdown(pdk_runtime *rt, pdk_error *err)
 {
     PDK_AUTO_ERROR own = PDK_NO_ERROR;
@@ -565,11 +503,11 @@ int pdk_runtime_shutdown(pdk_runtime *rt, pdk_error *err)
         return rc < 0 ? -1 : 0;
     rc = pdk_threads_stop(rt, &own);
     if (rc == 0) {
-        size_t left = stop_all(rt, false, &own); /* commands in flight end with their sandboxes */
+        size_t left = pdk_stop_all(rt, false, &own); /* commands in flight end with their sandboxes */
         if (left == 0 && !drain(rt, rt->config.stop_timeout))
             rc = pdk_fail(&own, PDK_E_BACKEND_ERROR, 0, "calls are still in flight; shut down again when they have ended");
         else if (left == 0)
-            left = stop_all(rt, true, &own); /* what a call in flight has left */
+            left = pdk_stop_all(rt, true, &own); /* what a call in flight has left */
         if (left > 0)
             rc = pdk_error_become(&own, PDK_E_BACKEND_ERROR, NULL, "%zu sandbox%s could not be stopped; shut down again", left,
                                   left == 1 ? "" : "es");

@@ -534,6 +534,17 @@ describe("a runtime with the provisioner backend", function()
     assert.same({ "peers" }, left)
   end)
 
+  it("ends many at once: a shutdown does not wait for one Pod after the other [P2]", function()
+    local rt = open({ threads = true, clock = "monotonic", replicas = 50 }, { gone_timeout = 30 })
+    for i = 1, 12 do rt:acquire { user = "u" .. i, thread = "t" } end
+    double:tell { set = { grace = 3 } }
+    rt:shutdown()
+    local deletes = double:requests "delete"
+    assert.equal(12, #deletes)
+    assert.is_true(deletes[12].at - deletes[1].at < 3, "the last delete came when the first Pod was gone already")
+    assert.same({}, double:seen().pods)
+  end)
+
   it("replaces one whose Pod has died, and counts no record without a Pod as running [B127 E3 E5]", function()
     local rt = open()
     local box = rt:acquire(ALICE)

@@ -378,7 +378,7 @@ class Handler(BaseHTTPRequestHandler):
             body = "no JSON"
         with double.lock:
             named = body.get("sandbox_id") if route == "create" and isinstance(body, dict) else sandbox_id
-            double.log.append({"method": self.command, "path": self.path, "route": route or "none", "id": named, "body": body,
+            double.log.append({"method": self.command, "path": self.path, "route": route or "none", "id": named, "body": body, "at": time.monotonic(),
                                "headers": {k.lower(): v for k, v in self.headers.items()}, "connection": self.number})
             fault = double.fault_for(route, named, self.command)
             pause = double.latency + fault.get("delay", 0)
