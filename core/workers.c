@@ -84,24 +84,40 @@ static int all_running(const pdk_workers *w)
 
 /* ---- threads ------------------------------------------------------------------------------------------- */
 
-/* Whether another thread would find a job that nobody else is about to take. Counts it in. */
-static bool wants_thread(pdk_workers *w) PDK_REQUIRES(w->lock)
+/* How many jobs wait that nobody is about to take: those who were woken, or started, and have not looked yet, will. */
+static int untaken(const pdk_workers *w)
 {
-    int queued = 0, coming = w->woken + w->threads - w->idle - all_running(w); /* woken, or started and not yet there */
+    int n = all_running(w) - (w->threads - w->idle) - w->woken;
     for (int c = 0; c < PDK_WORK_CLASSES; c++)
-        queued += w->queues[c].length;
-    if (w->threads >= w->max || queued <= coming || startable(w) == NULL)
-        return false;
+        n += w->queues[c].length;
+    return n;
+}
+
+typedef enum need { NOBODY, SLEEPER, THREAD } need;
+
+/* Who is still needed for what may start now; counts it as woken, or as a thread. */
+static need needed(pdk_workers *w) PDK_REQUIRES(w->lock)
+{
+    if (untaken(w) <= 0 || startable(w) == NULL)
+        return NOBODY;
+    if (w->idle > w->woken) {
+        w->woken++;
+        return SLEEPER;
+    }
+    if (w->threads >= w->max)
+        return NOBODY;
     w->threads++;
-    return true;
+    return THREAD;
 }
 
 static void *worker_main(void *arg);
 
-/* For a thread that wants_thread has counted in. */
-static int start_thread(pdk_workers *w)
+/* Not under the lock: where processors are scarce a woken thread runs at once, in this one's place, and would wait for it. */
+static int meet(pdk_workers *w, need who)
 {
-    int rc = pdk_thread_start_detached("pdk-worker", worker_main, w);
+    if (who == SLEEPER)
+        pdk_cond_signal(&w->work);
+    int rc = who == THREAD ? pdk_thread_start_detached("pdk-worker", worker_main, w) : 0;
     if (rc == 0)
         return 0;
     PDK_GUARD(w->lock);
@@ -110,16 +126,16 @@ static int start_thread(pdk_workers *w)
     return rc;
 }
 
-/* A burst is met by workers that start two more each, not by the host's thread starting hundreds. */
+/* A burst is met by workers that wake or start two more each, not by the host's thread doing so for hundreds. */
 static void grow(pdk_workers *w)
 {
     for (int i = 0; i < 2; i++) {
-        bool more;
+        need who;
         {
             PDK_GUARD(w->lock);
-            more = wants_thread(w);
+            who = needed(w);
         }
-        if (!more || start_thread(w) != 0)
+        if (who == NOBODY || meet(w, who) != 0)
             return;
     }
 }
@@ -152,15 +168,8 @@ static pdk_job *next_job(pdk_workers *w)
 /* A job is over: what its share held back may start now. */
 static void job_over(pdk_workers *w, pdk_work_class c)
 {
-    bool wake;
-    {
-        PDK_GUARD(w->lock);
-        w->running[c]--;
-        wake = startable(w) != NULL && w->idle > w->woken; /* this thread takes one itself; there may be another */
-        w->woken += wake;
-    }
-    if (wake)
-        pdk_cond_signal(&w->work);
+    PDK_GUARD(w->lock);
+    w->running[c]--; /* this thread looks for one itself, and then for who takes the others */
 }
 
 static void *worker_main(void *arg)
@@ -191,21 +200,14 @@ static void enqueue(pdk_workers *w, pdk_job *job) PDK_REQUIRES(w->lock)
 
 int pdk_workers_submit(pdk_workers *w, pdk_job *job, bool keep, pdk_error *err)
 {
-    bool start = false, wake;
+    need who = NOBODY;
     {
         PDK_GUARD(w->lock);
         enqueue(w, job);
-        wake = w->idle > w->woken;
-        if (wake) {
-            w->woken++;
-        } else if (w->threads - w->idle - all_running(w) == 0) { /* else one is on its way, and starts the others */
-            start = wants_thread(w);
-        }
+        if (w->woken + w->threads - w->idle - all_running(w) == 0) /* else one is on its way, and wakes or starts the others */
+            who = needed(w);
     }
-    /* Not under the lock: where processors are scarce the woken one runs at once, in this one's place, and would wait for it. */
-    if (wake)
-        pdk_cond_signal(&w->work);
-    int rc = start ? start_thread(w) : 0;
+    int rc = meet(w, who);
     if (rc == 0)
         return 0;
     PDK_GUARD(w->lock);
