@@ -3,6 +3,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #define TIMER_END (5 * PDK_NS_PER_S) /* a timer with nothing to look at for so long ends */
@@ -57,9 +58,33 @@ void pdk_op_release(pdk_op *op)
     pdk_ops_unref(ops);
 }
 
+/* Which process this is, without a system call for each poll: a page that the kernel empties in a forked child, however it was
+ * forked. It says 1 in the process that has made it. */
+static _Atomic(atomic_int *) own_process; /* or NULL: to be asked */
+
+static atomic_int *mark_process(void)
+{
+    atomic_int *mark = atomic_load(&own_process);
+    if (mark != NULL && atomic_load(mark) == 1)
+        return mark;
+    size_t size = (size_t)sysconf(_SC_PAGESIZE);
+    void *page = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (page == MAP_FAILED)
+        return NULL;
+    if (madvise(page, size, MADV_WIPEONFORK) != 0) {
+        munmap(page, size);
+        return NULL;
+    }
+    mark = page;
+    atomic_store(mark, 1);
+    atomic_store(&own_process, mark); /* two at once: each has a page that is as good; one per process, or few, stay */
+    return mark;
+}
+
 int pdk_ops_foreign(const pdk_ops *ops, pdk_error *err)
 {
-    return ops->pid == getpid() ? 0
+    bool ours = ops->mark != NULL ? atomic_load(ops->mark) == 1 : ops->pid == getpid();
+    return ours ? 0
                                 : pdk_fail(err, PDK_E_CLOSED, 0, "this operation belongs to the process that forked this one");
 }
 
@@ -573,6 +598,7 @@ pdk_ops *pdk_ops_new(pdk_runtime *rt, int workers, pdk_error *err)
     atomic_init(&ops->refs, 1);
     atomic_init(&ops->next_due, PDK_NEVER);
     ops->pid = getpid();
+    ops->mark = mark_process();
     ops->has_threads = workers > 0;
     ops->rt = rt;
     ops->fd = -1;

@@ -264,9 +264,9 @@ static pdk_op *take_ready(pdk_ops *ops)
 
 int pdk_ops_dispatch(pdk_ops *ops, int max)
 {
-    if (!ops->has_threads && pdk_now_monotonic() >= atomic_load(&ops->next_due) && ops->pid == getpid())
+    if (!ops->has_threads && pdk_now_monotonic() >= atomic_load(&ops->next_due) && pdk_ops_foreign(ops, NULL) == 0)
         pdk_ops_expire(ops);
-    if (atomic_load(&ops->ready) == 0 || ops->pid != getpid())
+    if (atomic_load(&ops->ready) == 0 || pdk_ops_foreign(ops, NULL) < 0)
         return 0;
     int n = 0;
     atomic_fetch_add(&ops->refs, 1); /* a callback may free the runtime */
