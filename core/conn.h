@@ -12,6 +12,7 @@
 #include <curl/curl.h>
 
 #define PDK_CONN_IDLE_MAX 64                  /* of the process; each costs three descriptors (libcurl's wake-up pair) */
+#define PDK_CONN_DESCRIPTORS 3                /* of one connection */
 #define PDK_CONN_AGE      (30 * PDK_NS_PER_S) /* idle for longer: closed */
 
 typedef struct pdk_conn { /* owned by the pool while idle (the pool's lock), else by whoever took it */

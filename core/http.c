@@ -13,6 +13,7 @@
 #include "http.h"
 
 #include "conn.h"
+#include "descriptors.h"
 #include "quiet.h"
 #include <arpa/inet.h>
 #include <ctype.h>
@@ -681,6 +682,7 @@ static int one_request(const pdk_http_request *req, pdk_http_response *out, pdk_
     int rc = perform(&t, c, limit, out, &keep, err);
     *failure = rc == 0 ? PDK_HTTP_NONE : may_have_left(&t) ? PDK_HTTP_AMBIGUOUS : PDK_HTTP_NOT_SENT;
     pdk_conn_give(c, keep);
+    pdk_descriptors_give(PDK_CONN_DESCRIPTORS);
     return rc;
 }
 

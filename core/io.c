@@ -6,6 +6,7 @@
  */
 #include "iolib.h"
 
+#include "descriptors.h"
 #include "limit.h"
 #include "log.h"
 #include "output.h"
@@ -305,6 +306,29 @@ static int l_output(lua_State *L)
     return 0;
 }
 
+/* ---- descriptors ---------------------------------------------------------------------------------------- */
+
+/* descriptors(n, fn, ...) -> what fn(...) returns; it may open so many at once. Waits its turn first, when there are not so many left
+ * for paddock: raises timeout or cancelled when the thread's limit ends that. Requests that fn makes are among them. */
+static int l_descriptors(lua_State *L)
+{
+    lua_Integer n = lua_isinteger(L, 1) ? lua_tointeger(L, 1) : 0;
+    if (n < 1 || n > 10000 || !lua_isfunction(L, 2))
+        pdk_io_bad(L, "descriptors: a number from 1 to 10000 and a function are expected");
+    pdk_held *h = pdk_io_hold(L);
+    lua_replace(L, 1);
+    pdk_script_block(L);
+    int rc = pdk_descriptors_take((int)n, pdk_limit_current(), PDK_NEVER, &h->err);
+    pdk_script_unblock(L);
+    if (rc < 0)
+        return pdk_raise(L, &h->err);
+    pdk_descriptors_cover(true);
+    rc = lua_pcall(L, lua_gettop(L) - 2, LUA_MULTRET, 0);
+    pdk_descriptors_cover(false);
+    pdk_descriptors_give((int)n);
+    return rc == LUA_OK ? lua_gettop(L) - 1 : lua_error(L);
+}
+
 /* ---- the module ---------------------------------------------------------------------------------------- */
 
 static const luaL_Reg functions[] = {
@@ -312,6 +336,7 @@ static const luaL_Reg functions[] = {
     { "hex", l_hex }, { "env", l_env },   { "sha256hex", l_sha256hex }, { "base64", l_base64 }, { "log", l_log },
     { "shield", l_shield },
     { "output", l_output },
+    { "descriptors", l_descriptors },
     { NULL, NULL },
 };
 

@@ -9,10 +9,16 @@
 #define TIMER_END (5 * PDK_NS_PER_S) /* a timer with nothing to look at for so long ends */
 
 static _Thread_local int inside; /* how many operations this thread is carrying out, one inside the other */
+static _Thread_local pdk_work_class inside_class; /* of the innermost */
 
 bool pdk_op_inside(void)
 {
     return inside > 0;
+}
+
+pdk_work_class pdk_op_class(void)
+{
+    return inside > 0 ? inside_class : PDK_WORK_TEARDOWN;
 }
 
 /* ---- references ---------------------------------------------------------------------------------------- */
@@ -298,11 +304,14 @@ static void run_job(pdk_job *job)
         leave(op);
         return;
     }
+    pdk_work_class outer = inside_class;
+    inside_class = op->kind->work_class;
     inside++;
     do
         answer = op->kind->run(op, op->work, &err);
     while (answer == PDK_OP_PARKED && !park(op));
     inside--;
+    inside_class = outer;
     if (answer != PDK_OP_PARKED) {
         work_ended(op, answer, &err);
         pdk_op_release(op); /* the work's */

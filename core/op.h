@@ -79,6 +79,8 @@ int pdk_op_do(pdk_ops *ops, const pdk_op_kind *kind, void *work, double timeout,
 
 /* Whether this thread is a worker at work, of any runtime: what it does is not submitted once more. */
 bool pdk_op_inside(void);
+/* The class of what it does; PDK_WORK_TEARDOWN on a thread that is none. */
+pdk_work_class pdk_op_class(void);
 
 /* For kinds. */
 atomic_bool *pdk_op_cancelled(pdk_op *op);  /* set by a cancellation and by the deadline */

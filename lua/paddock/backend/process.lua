@@ -15,6 +15,7 @@ local proc = io.proc
 local M = {}
 
 local MIB = 1 << 20
+local CREATE_DESCRIPTORS = 20     -- that a creation has open at once: pipes, lock, socket, and a request to the guest
 local SIGKILL = 9
 local INFO_TIMEOUT = 30          -- seconds for bubblewrap to make namespaces
 local STATE_TIMEOUT = 2          -- seconds for a guest to say who it is, when nobody waits for it to start
@@ -338,6 +339,10 @@ end
 ---@return table info
 function Backend:create(spec)
   self:_check_spec(spec)
+  return io.descriptors(CREATE_DESCRIPTORS, self._create, self, spec)
+end
+
+function Backend:_create(spec)
   self:_fixed()
   local store, undo <close> = self:_store(), setmetatable({}, Undo)
   local record = store:begin(spec.sandbox_id)
