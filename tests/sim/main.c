@@ -22,6 +22,14 @@ static jmp_buf back; /* in the driver */
 
 /* ---- what the core and Lua must not ask the machine ---- */
 
+/* The process that replays a schedule is a fork of the one that made its runtimes: nothing may tell the core so. */
+int __wrap_madvise(void *at, size_t len, int advice);
+int __wrap_madvise(void *at, size_t len, int advice)
+{
+    (void)at, (void)len, (void)advice;
+    return -1;
+}
+
 pid_t __wrap_getpid(void);
 pid_t __wrap_getpid(void)
 {
