@@ -10,7 +10,7 @@ SIM_LINK    = $(CC) -no-pie -pthread -o $@ $(1) $(SIM_WRAP:%=-Wl,--wrap=%) $(SIM
 SIM        := $(SIM_B)/sim
 N          ?= 100000
 
-sim: $(SIM)  ## 100,000 seeded schedules of threads, crashes and faults; SEED=n replays one step by step; N=count
+sim: $(SIM)  ## 100,000 seeded schedules of threads, crashes, faults and cancellations; SEED=n replays one step by step; N=count
 	$(Q)$(SIM) $(if $(SEED),-s $(SEED),-n $(N) -j $(JOBS))
 
 sim-mutants: $(SIM)  ## one fault in the core at a time (tests/sim/mutants): does a schedule find it? T=part of a name
