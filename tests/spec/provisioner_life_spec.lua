@@ -118,19 +118,21 @@ describe("a runtime with the provisioner backend", function()
 
   for reason, case in pairs { insufficient_capacity = { max_shell_sessions = 4 }, version_skew = { max_shell_sessions = "-" },
     broker_mode = { lark_cli_broker = false } } do
-    it("rejects what was made, " .. reason .. ", and sends no delete beside another teardown's [H9]", function()
-      -- An orphan to the reconciliation in the background, which judges that it has to go and has it reserved meanwhile.
-      local rt = open({ threads = true, clock = "monotonic", reap_interval = 0.05,
-        policies = { reuse = { name = "reuse.lua", source = 'return { decide = function() return "replace", "old", "old" end }' } } },
-        { create_timeout = 5, delete_timeout = 5 })
-      local options = reason == "broker_mode" and REJECTIONS.broker_mode.options or { max_shell_sessions = 13 }
-      double:tell { faults = { { route = "create", patch = case, late = 0.7 }, { route = "delete", delay = 1.5 } } }
-      local err = support.caught(rt.acquire, rt, { user = "alice", thread = "t1", requirements = { options = options } })
-      assert.same({ "backend_error", reason }, { err.kind, err.reason })
-      assert.equal(1, double:count "delete")
-      local id = err.sandbox_id
-      assert.is_true(support.eventually(function() return double:pod(id) == nil and free(rt, id) end))
-    end)
+    for _, way in ipairs(WAYS) do
+      it(("rejects what was made, %s, and sends no delete beside another teardown's: %s [H9]"):format(reason, way.name), function()
+        -- An orphan to the reconciliation in the background, which judges that it has to go and has it reserved meanwhile.
+        local rt = open({ threads = true, clock = "monotonic", reap_interval = 0.05,
+          policies = { reuse = { name = "reuse.lua", source = 'return { decide = function() return "replace", "old", "old" end }' } } },
+          { create_timeout = 5, delete_timeout = 5 })
+        local options = reason == "broker_mode" and REJECTIONS.broker_mode.options or { max_shell_sessions = 13 }
+        double:tell { faults = { { route = "create", patch = case, late = 0.7 }, { route = "delete", delay = 1.5 } } }
+        local err = support.caught(way.acquire, rt, { user = "alice", thread = "t1", requirements = { options = options } })
+        assert.same({ "backend_error", reason }, { err.kind, err.reason })
+        assert.equal(1, double:count "delete")
+        local id = err.sandbox_id
+        assert.is_true(support.eventually(function() return double:pod(id) == nil and free(rt, id) end))
+      end)
+    end
   end
 
   for reason, case in pairs(REJECTIONS) do
@@ -515,6 +517,17 @@ describe("a runtime with the provisioner backend", function()
   end
 
   -- ---- others' sandboxes ----------------------------------------------------------------------------------------
+
+  it("goes on with a create whose caller has no time left, and keeps what it made for the next one [B201]", function()
+    local rt = open({ threads = true, clock = "monotonic" }, { create_timeout = 5 })
+    double:tell { faults = { { route = "create", late = 1 } } }
+    local err = support.caught(rt.acquire, rt, { user = "alice", thread = "t1", timeout = 0.3 })
+    assert.equal("timeout", err.kind)
+    local id = rt:explain(ALICE).id
+    assert.is_true(support.eventually(function() return (rt:inspect(id) or {}).state == "warm" end, 10))
+    assert.equal("warm", rt:acquire(ALICE).source)
+    assert.equal(1, double:count "create")
+  end)
 
   it("adopts what a crashed runtime left, and lets it idle out; a peer's stays [B129]", function()
     local rt = open(stores { idle_timeout = 50 })

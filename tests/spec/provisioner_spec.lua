@@ -69,6 +69,14 @@ describe("the provisioner backend", function()
     assert.equal("get create", double:trace())
   end)
 
+  it("names a sandbox without a thread by its own id [C11]", function()
+    local rt = open()
+    local box = rt:acquire { user = "alice" }
+    assert.equal(box.id, created().thread_id)
+    assert.not_equal(box.id, rt:acquire({ user = "alice" }).id)
+    assert.equal(0, double:count "get") -- nobody can have made it before
+  end)
+
   it("names the effective user, and computes for exactly that one [C10 H2]", function()
     for _, case in ipairs { { ambient = "ambient", user = nil, effective = "ambient", legacy = true },
       { ambient = "ambient", user = "explicit", effective = "explicit", legacy = false } } do
