@@ -263,6 +263,31 @@ for _, engine in ipairs(engines.all()) do
       box:release()
     end)
 
+    on("replaces one whose guest was cut off or impersonated from inside [B056, B064, B219]", function(world)
+      local rt = world:open { health_ttl = 0 }
+      for _, trick in ipairs {
+        "rm /.paddock/socket",
+        "i=$(sed -n 's|.*/docker/\\([0-9a-f]*\\)/guest /.paddock .*|\\1|p' /proc/self/mountinfo); rm /.paddock/socket; "
+          .. "printf 'generation=%s\\0listen=/.paddock/socket\\0' $i > /tmp/s; /.paddock-guest --settings /tmp/s > /dev/null 2>&1 & "
+          .. "while ! [ -S /.paddock/socket ]; do sleep 0.05; done",
+      } do
+        local box = rt:acquire(ALICE)
+        local generation = box.generation
+        box:exec(trick)
+        box:release()
+        rt:reset()
+        rt = world:open { health_ttl = 0, ownership = { type = "memory" } }
+        support.eventually(function() -- it is unowned: whoever finds it must not trust it
+          local fine, found = pcall(rt.acquire, rt, ALICE)
+          if fine then box = found end
+          return fine
+        end, 20)
+        assert.not_equal(generation, box.generation)
+        assert.equal("created", box.source)
+        box:release()
+      end
+    end)
+
     on("ends a paused container within the bound [B037]", function(world)
       local rt = world:open()
       local box = rt:acquire(ALICE)

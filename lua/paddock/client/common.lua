@@ -92,6 +92,7 @@ end
 ---@class paddock.ClientOptions
 ---@field url string                 base URL; with `unix` its host is only a name
 ---@field unix? string               path of a unix socket to speak over
+---@field peer? integer              the pid, as this process sees it, that must be listening there
 ---@field headers? table<string, string>  sent with each request, e.g. an API key
 ---@field token? integer|string      sent with each call: a server of paddock's refuses a smaller one than it knows
 ---@field command_timeout? number    seconds, for commands that name no limit (600)
@@ -109,6 +110,7 @@ end
 ---@field command_timeout number
 ---@field max_output integer
 ---@field closed boolean
+---@field seen_peer? integer         who listened at the last new connection, where it could be seen
 
 --- A new object of `class`, with the fields of paddock.Client.
 ---@param class table
@@ -120,7 +122,7 @@ function M.new(class, opts)
   return setmetatable({
     io = opts.io or require "paddock.io",
     url = opts.url:gsub("/+$", ""),
-    unix = opts.unix, ca_file = opts.ca_file,
+    unix = opts.unix, peer = opts.peer, ca_file = opts.ca_file,
     headers = opts.headers or {},
     token = opts.token ~= nil and M.check_token(opts.token, "token") or nil,
     command_timeout = M.check_seconds(opts.command_timeout or 600, "command_timeout"),
@@ -160,12 +162,14 @@ function M.send(client, call)
   elseif body then
     headers["Content-Type"] = call.type or "application/octet-stream"
   end
-  return client.io.http {
+  local response, err = client.io.http {
     method = call.method, url = client.url .. call.path, unix = client.unix, headers = headers, body = body,
     timeout = call.limit, connect_timeout = math.min(call.limit, CONNECT_LIMIT), fresh = call.fresh, max_body = call.max_body,
     on_body = call.on_body,
-    ca_file = client.ca_file,
+    ca_file = client.ca_file, peer = client.peer,
   }
+  client.seen_peer = response and response.peer or client.seen_peer
+  return response, err
 end
 
 --- The JSON object (or array) of a text, or nil.

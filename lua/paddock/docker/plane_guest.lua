@@ -22,7 +22,7 @@ function M.new(backend)
     errors.raise("invalid_argument", ("option `backend_options.plane` must be \"aio\" or \"exec\" with an engine on another machine (%s): "
       .. "the guest is mounted from this one"):format(backend.engine.address))
   end
-  return setmetatable({ backend = backend, places = backend.places, secrets = {}, guest = nil }, Plane)
+  return setmetatable({ backend = backend, places = backend.places, secrets = {}, peers = {}, fresh = {}, guest = nil }, Plane)
 end
 
 -- ---- making ---------------------------------------------------------------------------------------------------
@@ -40,10 +40,10 @@ function Plane:begin(spec, plan, undo)
   end)
   undo:add(function()
     self.places:settle(place)
-    self.secrets[instance] = nil
+    self:_forget(instance)
     self.places:remove(instance)
   end)
-  self.secrets[instance] = place.secret
+  self.secrets[instance], self.fresh[instance] = place.secret, true
   plan.place = place
   plan.guest, plan.folder = self.guest, self.places:folder(instance)
   plan.env = {}                        -- its commands get it from the settings, where no `inspect` shows it
@@ -64,20 +64,40 @@ function Plane:describe(info, _)
   info.url, info.unix = "http://sandbox", self.places:socket(info.instance)
 end
 
---- The secret of an instance, or nil when this machine does not have it.
+function Plane:_forget(instance)
+  self.secrets[instance], self.peers[instance], self.fresh[instance] = nil, nil, nil
+end
+
+--- The secret of an instance, or nil when this machine does not have it; and its guest's pid where that is known here.
 function Plane:_secret(instance)
   local secret = self.secrets[instance]
-  if secret then return secret end
+  if secret then return secret, self.peers[instance] end
   local data = self.places:find(instance)
-  if data then self.secrets[instance] = data.secret end
-  return data and data.secret
+  if not data then return nil end
+  self.secrets[instance] = data.secret
+  -- A pid means something only to those who number processes alike.
+  if type(data.peer) == "number" and data.pid_ns == io.proc.self().pid_ns then self.peers[instance] = math.tointeger(data.peer) end
+  return data.secret, self.peers[instance]
+end
+
+--- The first answer of all: nothing but the guest runs in there yet, so whoever listens is the guest. From now on it must be that one:
+--- what runs inside could take the socket away and listen there itself, and so say that it was fenced.
+function Plane:_meet(info, talk)
+  local instance = info.instance
+  if not self.fresh[instance] then return end
+  self.fresh[instance] = nil
+  local data = talk.seen_peer and self.places:find(instance)
+  if not data then return end
+  data.peer, data.pid_ns = talk.seen_peer, io.proc.self().pid_ns
+  self.places:note(data)
+  self.peers[instance] = talk.seen_peer
 end
 
 function Plane:_client(info, opts)
-  local secret = self:_secret(info.instance)
+  local secret, peer = self:_secret(info.instance)
   if not secret then return nil, "its record is not in this state directory" end
   return client.new {
-    url = "http://sandbox", unix = self.places:socket(info.instance), headers = { ["X-Paddock-Secret"] = secret },
+    url = "http://sandbox", unix = self.places:socket(info.instance), headers = { ["X-Paddock-Secret"] = secret }, peer = peer,
     token = opts.token, command_timeout = opts.command_timeout, oom_kills = opts.oom_kills, gone = opts.gone,
   }
 end
@@ -87,7 +107,8 @@ function Plane:ask(info, seconds, token)
   local talk, why = self:_client(info, { token = token })
   if not talk then return nil, why, "unknown" end
   local said, message, reason = talk:state(seconds or ASK_LIMIT)
-  if said and said.generation ~= info.instance then return nil, "another generation answers", "impostor" end
+  if said and said.generation ~= info.instance then return nil, "another generation answers", "peer" end
+  if said then self:_meet(info, talk) end
   return said, message, reason
 end
 
@@ -96,7 +117,7 @@ end
 function Plane:doubt(info, _)
   local said, message, reason = self:ask(info)
   if said then return true end
-  if reason == "connect" or reason == "impostor" then return false end
+  if reason == "connect" or reason == "peer" then return false end
   errors.raise("backend_error", ("sandbox %s lives but does not answer: %s"):format(info.sandbox_id, message), { reason = "silent" })
 end
 
@@ -142,14 +163,14 @@ function Plane:instances() return self.places:instances() end
 function Plane:sweep(names, known) self.places:sweep(names, known) end
 
 function Plane:forget(info)
-  self.secrets[info.instance or ""] = nil
+  self:_forget(info.instance or "")
   if info.instance then pcall(self.places.remove, self.places, info.instance) end
 end
 
 function Plane:finish(info)
   local instance = info.instance
   if type(instance) ~= "string" then return end
-  self.secrets[instance] = nil
+  self:_forget(instance)
   self.places:remove(instance)
 end
 
