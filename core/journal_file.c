@@ -440,13 +440,17 @@ static int look(form *f, int root, const key *k, bool any, pdk_error *err)
     return was.st_ino == is.st_ino && was.st_dev == is.st_dev ? 1 : AGAIN;
 }
 
+/* The folder of the records, and the key of what is asked about. -1 = error. */
+static int open_for(form *f, const char *id, const char *generation, key *k, pdk_error *err)
+{
+    return key_of(f->scope, id, generation, k) ? open_root(f, err) : no_memory(err);
+}
+
 static int file_has(void *self, const char *id, const char *generation, pdk_error *err)
 {
     form *f = self;
     key k;
-    if (!key_of(f->scope, id, generation, &k))
-        return no_memory(err);
-    PDK_AUTO_FD root = open_root(f, err);
+    PDK_AUTO_FD root = open_for(f, id, generation, &k, err);
     if (root < 0)
         return -1;
     for (int tries = 0; tries < 50; tries++) {
@@ -463,9 +467,7 @@ static int file_retire(void *self, const char *id, const char *generation, pdk_e
 {
     form *f = self;
     key k;
-    if (!key_of(f->scope, id, generation, &k))
-        return no_memory(err);
-    PDK_AUTO_FD root = open_root(f, err);
+    PDK_AUTO_FD root = open_for(f, id, generation, &k, err);
     if (root < 0)
         return -1;
     PDK_AUTO_FD at = open_id(root, k.id);

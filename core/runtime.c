@@ -117,19 +117,6 @@ int pdk_runtime_on(pdk_runtime *rt, pdk_event_sink sink, void *ctx, pdk_error *e
     return 0;
 }
 
-pdk_log *pdk_runtime_log(pdk_runtime *rt)
-{
-    return rt->log;
-}
-pdk_clock *pdk_runtime_clock(pdk_runtime *rt)
-{
-    return rt->clock;
-}
-pdk_policies *pdk_runtime_policies(pdk_runtime *rt)
-{
-    return rt->policies;
-}
-
 /* ---- the backend ---- */
 
 typedef struct load { /* argument of load_backend */

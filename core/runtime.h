@@ -97,10 +97,6 @@ int pdk_runtime_explain(pdk_runtime *rt, const pdk_explain_spec *spec, pdk_pack 
 typedef void (*pdk_event_sink)(void *ctx, const pdk_pack *record);
 int pdk_runtime_on(pdk_runtime *rt, pdk_event_sink sink, void *ctx, pdk_error *err);
 
-pdk_log *pdk_runtime_log(pdk_runtime *rt);
-pdk_clock *pdk_runtime_clock(pdk_runtime *rt);
-pdk_policies *pdk_runtime_policies(pdk_runtime *rt);
-
 /* Boxes (box.c). A box is reference-free: one owner. The strings of pdk_box_* live as long as it. */
 typedef struct pdk_exec_spec {
     const char *command;

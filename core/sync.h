@@ -24,7 +24,6 @@
 #define PDK_ACQUIRES(...) PDK_TSA(acquire_capability(__VA_ARGS__))
 #define PDK_RELEASES(...) PDK_TSA(release_capability(__VA_ARGS__))
 #define PDK_REQUIRES(...) PDK_TSA(requires_capability(__VA_ARGS__))
-#define PDK_EXCLUDES(...) PDK_TSA(locks_excluded(__VA_ARGS__))
 #define PDK_ASSERTS(...) PDK_TSA(assert_capability(__VA_ARGS__))
 #define PDK_NO_TSA PDK_TSA(no_thread_safety_analysis)
 
