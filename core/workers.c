@@ -1,7 +1,10 @@
 /* workers.c -- see workers.h.
  * Lock: `lock` guards all of it; held for moments, and never while a job runs or a thread is started.
  * A job of class c may start while there is room beside what the other classes run or have reserved:
- *     running[c] + sum over the others of max(running, share) < max */
+ *     running[c] + sum over the others of max(running, share) < max
+ *
+ * Each idle worker waits on a condition of its own, and the one that came last is woken first. Why: a signal to a condition with
+ * many waiters may itself wait, until those that were signalled before have run; and the host's frame thread signals. */
 #include "workers.h"
 
 #include <stdlib.h>
@@ -14,9 +17,16 @@ typedef struct queue {
     int length;
 } queue;
 
+typedef struct seat { /* of an idle worker; never freed before the workers are, so that it can be signalled without the lock */
+    pdk_cond cond;
+    bool called;            /* lock; off the list of idle ones */
+    struct seat *next, *prev; /* lock; among the idle ones, or the spare ones (next) */
+} seat;
+
 struct pdk_workers {
     pdk_mutex lock;
-    pdk_cond work;   /* something was queued, or `ending` */
+    seat *idlers;    /* lock; idle and not called yet; the last one first */
+    seat *spare;     /* lock */
     pdk_cond through;/* a thread has ended */
     int max, share;  /* fixed at birth */
     queue queues[PDK_WORK_CLASSES];    /* lock */
@@ -34,7 +44,6 @@ pdk_workers *pdk_workers_new(int max)
     if (w == NULL)
         return NULL;
     pdk_mutex_init(&w->lock);
-    pdk_cond_init(&w->work);
     pdk_cond_init(&w->through);
     w->max = max;
     w->share = max / 8 < SHARE ? max / 8 : SHARE;
@@ -82,6 +91,68 @@ static int all_running(const pdk_workers *w)
     return n;
 }
 
+/* ---- idle workers -------------------------------------------------------------------------------------- */
+
+/* A seat for this thread, or NULL = no memory. */
+static seat *seat_take(pdk_workers *w) PDK_REQUIRES(w->lock)
+{
+    seat *s = w->spare;
+    if (s != NULL) {
+        w->spare = s->next;
+        s->next = NULL;
+        return s;
+    }
+    s = calloc(1, sizeof *s);
+    if (s != NULL)
+        pdk_cond_init(&s->cond);
+    return s;
+}
+
+static void seat_leave(pdk_workers *w, seat *s) PDK_REQUIRES(w->lock)
+{
+    *(s->prev != NULL ? &s->prev->next : &w->idlers) = s->next;
+    if (s->next != NULL)
+        s->next->prev = s->prev;
+    s->next = s->prev = NULL;
+}
+
+/* The idle worker that is to be signalled, without the lock; NULL = there is none. */
+static seat *call_one(pdk_workers *w) PDK_REQUIRES(w->lock)
+{
+    seat *s = w->idlers;
+    if (s == NULL)
+        return NULL;
+    seat_leave(w, s);
+    s->called = true;
+    w->woken++;
+    return s;
+}
+
+/* Waits until it is called, at most until `until`; false = it was not. */
+static bool idle_until(pdk_workers *w, pdk_ns until) PDK_REQUIRES(w->lock)
+{
+    seat *s = seat_take(w);
+    if (s == NULL)
+        return false;
+    s->called = false;
+    s->next = w->idlers;
+    if (s->next != NULL)
+        s->next->prev = s;
+    w->idlers = s;
+    w->idle++;
+    for (bool waits = true; waits && !s->called && !w->ending;)
+        waits = pdk_cond_wait_until(&s->cond, &w->lock, until);
+    w->idle--;
+    bool called = s->called;
+    if (called)
+        w->woken--;
+    else
+        seat_leave(w, s);
+    s->next = w->spare;
+    w->spare = s;
+    return called;
+}
+
 /* ---- threads ------------------------------------------------------------------------------------------- */
 
 /* How many jobs wait that nobody is about to take: those who were woken, or started, and have not looked yet, will. */
@@ -93,21 +164,21 @@ static int untaken(const pdk_workers *w)
     return n;
 }
 
-typedef enum need { NOBODY, SLEEPER, THREAD } need;
+typedef struct need { /* who is needed: an idle worker, a new thread, or nobody */
+    seat *sleeper;
+    bool thread;
+} need;
 
 /* Who is still needed for what may start now; counts it as woken, or as a thread. */
 static need needed(pdk_workers *w) PDK_REQUIRES(w->lock)
 {
+    need who = { NULL, false };
     if (untaken(w) <= 0 || startable(w) == NULL)
-        return NOBODY;
-    if (w->idle > w->woken) {
-        w->woken++;
-        return SLEEPER;
-    }
-    if (w->threads >= w->max)
-        return NOBODY;
-    w->threads++;
-    return THREAD;
+        return who;
+    who.sleeper = call_one(w);
+    who.thread = who.sleeper == NULL && w->threads < w->max;
+    w->threads += who.thread;
+    return who;
 }
 
 static void *worker_main(void *arg);
@@ -115,9 +186,9 @@ static void *worker_main(void *arg);
 /* Not under the lock: where processors are scarce a woken thread runs at once, in this one's place, and would wait for it. */
 static int meet(pdk_workers *w, need who)
 {
-    if (who == SLEEPER)
-        pdk_cond_signal(&w->work);
-    int rc = who == THREAD ? pdk_thread_start_detached("pdk-worker", worker_main, w) : 0;
+    if (who.sleeper != NULL)
+        pdk_cond_signal(&who.sleeper->cond);
+    int rc = who.thread ? pdk_thread_start_detached("pdk-worker", worker_main, w) : 0;
     if (rc == 0)
         return 0;
     PDK_GUARD(w->lock);
@@ -135,7 +206,7 @@ static void grow(pdk_workers *w)
             PDK_GUARD(w->lock);
             who = needed(w);
         }
-        if (who == NOBODY || meet(w, who) != 0)
+        if ((who.sleeper == NULL && !who.thread) || meet(w, who) != 0)
             return;
     }
 }
@@ -154,11 +225,7 @@ static pdk_job *next_job(pdk_workers *w)
         }
         if (!waits || w->ending)
             break;
-        w->idle++;
-        waits = pdk_cond_wait_until(&w->work, &w->lock, until);
-        w->idle--;
-        if (w->woken > 0) /* by whichever of us comes first */
-            w->woken--;
+        waits = idle_until(w, until);
     }
     w->threads--;
     pdk_cond_broadcast(&w->through);
@@ -200,7 +267,7 @@ static void enqueue(pdk_workers *w, pdk_job *job) PDK_REQUIRES(w->lock)
 
 int pdk_workers_submit(pdk_workers *w, pdk_job *job, bool keep, pdk_error *err)
 {
-    need who = NOBODY;
+    need who = { NULL, false };
     {
         PDK_GUARD(w->lock);
         enqueue(w, job);
@@ -261,13 +328,18 @@ void pdk_workers_free(pdk_workers *w)
     {
         PDK_GUARD(w->lock);
         w->ending = true;
-        pdk_cond_broadcast(&w->work);
+        for (seat *s = w->idlers; s != NULL; s = s->next)
+            pdk_cond_signal(&s->cond);
         while (w->threads > 0)
             pdk_cond_wait(&w->through, &w->lock);
     }
     while (pdk_workers_run_one(w)) /* those that no thread could be started for, too */
         ;
-    pdk_cond_destroy(&w->work);
+    for (seat *s; (s = w->spare) != NULL;) {
+        w->spare = s->next;
+        pdk_cond_destroy(&s->cond);
+        free(s);
+    }
     pdk_cond_destroy(&w->through);
     pdk_mutex_destroy(&w->lock);
     free(w);
