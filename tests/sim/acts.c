@@ -295,28 +295,82 @@ static int wait_for_op(act *a, pdk_op *op, pdk_error *err)
     return rc;
 }
 
+/* The callback: on whatever fiber dispatches. */
+static void tell(void *ctx, pdk_op *op)
+{
+    act *a = ctx;
+    if (a->told || !a->used)
+        violation("the callback of %s is called %s", a->name, a->told ? "twice" : "although nobody wants it any more");
+    a->told = true;
+    if ((a->rc = pdk_op_poll(op, &a->err)) == 0)
+        violation("%s is told, but it is not over", a->name);
+    if (a->rc == 1 && chance(9, 10))
+        a->box = pdk_op_box(op);
+    a->late |= a->rc < 0 && a->err.kind == PDK_E_TIMEOUT;
+    if (chance(1, 2))
+        act_over(a, op);
+    else
+        a->left = op;
+    a->done = true;
+}
+
+/* As a host's loop does. 0 = it was let go. */
+static int loop_until_told(act *a, pdk_op *op, pdk_error *err)
+{
+    bool impatient = P.cancel_rate != 0 && !P.healed && chance(1, 4);
+    while (!a->done) {
+        pdk_ops_dispatch(me->in->rt->ops, 1 + (int)below(3));
+        if (impatient && !a->told && chance(1, 30))
+            act_cancel(a);
+        if (impatient && !a->told && chance(1, 60)) {
+            a->late = true;
+            return 0;
+        }
+        if (!a->done)
+            wait_for((pdk_ns)(1 + below(60)) * MS);
+    }
+    pdk_error_move(err, &a->err);
+    if (a->left != NULL)
+        act_over(a, op);
+    return a->rc;
+}
+
+/* An acquire that was submitted has ended, says its callback or the one who has waited. */
+static void check_ended(const act *a, const pdk_acquire_spec *spec, int rc, const pdk_error *err)
+{
+    bool on_time = P.pause_rate == 0 && P.stall_rate == 0 && a->in->paused_until == 0;
+    double took = (double)(now - a->began) / 1e9;
+    if (rc != 0 && spec->timeout > 0 && on_time && took > spec->timeout + 1)
+        violation("%s ends after %.3f s, its limit was %.3f s", a->name, took, spec->timeout);
+    if (rc == 1 && a->cancelled)
+        violation("%s was cancelled, but it has a result", a->name);
+    if (rc < 0)
+        check_failed(a, err);
+}
+
 static pdk_box *acquire_there(act *a, const pdk_acquire_spec *spec, pdk_error *err)
 {
-    pdk_op_how how = { 0 };
+    bool loops = chance(1, 3);
+    pdk_op_how how = { .callback = loops ? tell : NULL, .ctx = a };
     pdk_box *box = NULL;
-    pdk_ns began = now;
     pdk_op *op = pdk_async_acquire(me->in->rt, spec, NULL, &how, err);
     if (op == NULL)
         return NULL;
-    a->op = op;
+    a->op = a->told ? NULL : op;
     a->deaf = false;
+    if (loops) {
+        int rc = loop_until_told(a, op, err);
+        check_ended(a, spec, rc, err);
+        if (rc == 0)
+            act_over(a, op);
+        return a->box;
+    }
     int rc = wait_for_op(a, op, err);
-    bool on_time = P.pause_rate == 0 && P.stall_rate == 0 && me->in->paused_until == 0;
-    if (rc != 0 && spec->timeout > 0 && on_time && (double)(now - began) / 1e9 > spec->timeout + 1)
-        violation("%s ends after %.3f s, its limit was %.3f s", a->name, (double)(now - began) / 1e9, spec->timeout);
     a->late |= rc < 0 && err->kind == PDK_E_TIMEOUT;
     a->over = true;
-    if (rc == 1 && a->cancelled)
-        violation("%s was cancelled, but it has a result", a->name);
+    check_ended(a, spec, rc, err);
     if (rc == 1 && chance(9, 10) && (box = pdk_op_box(op)) == NULL)
         violation("%s ended well without a box", a->name);
-    if (rc < 0)
-        check_failed(a, err);
     act_over(a, op); /* with what was not taken */
     return box;
 }

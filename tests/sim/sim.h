@@ -239,6 +239,11 @@ struct act { /* one call that can be cancelled */
     bool cut;              /* it was cancelled when discover answered, with nothing begun: nothing may be begun any more */
     bool owes;             /* it has stopped what it was to replace */
     bool handed, failed;   /* something was handed out for it; its work has failed */
+    bool told, done;       /* its callback has begun; has returned */
+    int rc;                /* what that was told */
+    pdk_error err;
+    pdk_box *box;
+    pdk_op *left;          /* the handle, for the caller to free */
     pdk_ns began;
     uint32_t cuts[2];      /* in so many points it is cancelled, and once more; 0 = no more */
 };
