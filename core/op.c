@@ -6,6 +6,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#define END_LOOK  (1000 * 1000)      /* ns: how often the end looks whether all has ended */
 #define TIMER_END (5 * PDK_NS_PER_S) /* a timer with nothing to look at for so long ends */
 
 static _Thread_local int inside; /* how many operations this thread is carrying out, one inside the other */
@@ -329,13 +330,15 @@ void pdk_op_undo_job(pdk_job *job)
 
 void pdk_op_grant(pdk_op *op)
 {
-    PDK_GUARD(op->ops->lock);
-    if (op->stage != PDK_OP_WAITS) { /* it is on its way there, or being taken out */
-        op->granted = true;
-        return;
+    {
+        PDK_GUARD(op->ops->lock);
+        if (op->stage != PDK_OP_WAITS) { /* it is on its way there, or being taken out */
+            op->granted = true;
+            return;
+        }
+        op->stage = PDK_OP_QUEUED;
     }
-    op->stage = PDK_OP_QUEUED;
-    pdk_workers_submit(op->ops->workers, &op->job, true, NULL);
+    pdk_workers_submit(op->ops->workers, &op->job, true, NULL); /* may start a thread: not under the lock that dispatch takes */
 }
 
 bool pdk_op_keep(pdk_op *op)
@@ -652,32 +655,50 @@ void pdk_ops_close(pdk_ops *ops)
     }
 }
 
+/* Whether nothing runs, and nothing is to run, any more: from then on nothing may be submitted. */
+static bool end_now(pdk_ops *ops)
+{
+    PDK_GUARD(ops->lock);
+    pdk_worker_counts n = pdk_workers_count(ops->workers);
+    bool busy = n.queued + n.running > 0;
+    for (const pdk_op *op = ops->all; op != NULL && !busy; op = op->next)
+        busy = op->stage != PDK_OP_ENDED;
+    ops->ended = !busy;
+    return ops->ended;
+}
+
+/* A result that nobody has taken: what it holds is the runtime's. */
+static void undo_untaken(pdk_op *op)
+{
+    bool undo;
+    {
+        PDK_GUARD(op->ops->lock);
+        undo = op->has_result && !op->late && op->kind->undo != NULL;
+        op->has_result &= !undo;
+    }
+    if (undo)
+        op->kind->undo(op->work);
+}
+
 void pdk_ops_end(pdk_ops *ops)
 {
-    if (ops == NULL)
-        return;
-    if (ops->pid != getpid()) /* a forked child: what its parent's threads held stays as it is */
+    if (ops == NULL || ops->pid != getpid()) /* a forked child: what its parent's threads held stays as it is */
         return;
     pdk_ops_close(ops);
-    pdk_workers_free(ops->workers); /* waits for what runs */
+    while (!end_now(ops))
+        if (!pdk_workers_run_one(ops->workers)) /* without threads, this one does it */
+            pdk_sleep_ns(END_LOOK);
+    pdk_workers_free(ops->workers);
     {
         PDK_GUARD(ops->lock);
-        ops->ended = true;
         ops->workers = NULL;
         pdk_cond_broadcast(&ops->timer);
         while (ops->timer_runs)
             pdk_cond_wait(&ops->timer, &ops->lock);
     }
-    for (pdk_op *op = next_of(ops, NULL); op != NULL; op = next_of(ops, op)) {
-        bool undo;
-        {
-            PDK_GUARD(ops->lock);
-            undo = op->has_result && !op->late && op->kind->undo != NULL; /* what it holds is the runtime's */
-            op->has_result &= !undo;
-        }
-        if (undo)
-            op->kind->undo(op->work);
-    }
+    for (pdk_op *op = next_of(ops, NULL); op != NULL; op = next_of(ops, op))
+        undo_untaken(op);
+    pdk_ops_forget_ready(ops);
     {
         PDK_GUARD(ops->lock);
         ops->rt = NULL;

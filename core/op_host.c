@@ -22,7 +22,7 @@ static bool has_event(const pdk_op *op)
 void pdk_op_list(pdk_op *op) PDK_REQUIRES(op->ops->lock)
 {
     pdk_ops *ops = op->ops;
-    if (op->listed || op->calling != 0 || !has_event(op))
+    if (op->listed || op->calling != 0 || ops->ended || !has_event(op))
         return;
     op->listed = true;
     op->ready_next = NULL;
@@ -260,6 +260,12 @@ static pdk_op *take_ready(pdk_ops *ops)
     if (op != NULL)
         unlist(op);
     return op;
+}
+
+void pdk_ops_forget_ready(pdk_ops *ops)
+{
+    for (pdk_op *op; (op = take_ready(ops)) != NULL;)
+        pdk_op_release(op);
 }
 
 int pdk_ops_dispatch(pdk_ops *ops, int max)

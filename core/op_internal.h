@@ -98,5 +98,7 @@ void pdk_ops_look(pdk_ops *ops);
 /* ---- op_host.c ---- */
 /* Puts it where dispatch finds it, when it has something for its callbacks. */
 void pdk_op_list(pdk_op *op) PDK_REQUIRES(op->ops->lock);
+/* Nobody dispatches any more. */
+void pdk_ops_forget_ready(pdk_ops *ops);
 
 #endif

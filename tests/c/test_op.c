@@ -209,6 +209,23 @@ TEST("an operation may outlive its runtime: its answer stays, its result does no
     pdk_op_free(waiting);
 }
 
+TEST("callbacks that nobody has dispatched before the runtime's end are never called, and nothing of them stays")
+{
+    PDK_AUTO_ERROR err = PDK_NO_ERROR;
+    pdk_runtime *rt = gated("");
+    told t = { 0 };
+    pdk_op *kept = pdk_acquire_async(rt, &(pdk_request){ .thread = "a" }, on_end, &t, &err);
+    pdk_op *freed = pdk_acquire_async(rt, &(pdk_request){ .thread = "b" }, on_end, &t, &err);
+    EVENTUALLY(pdk_ops_count(rt->ops).ready == 2);
+    pdk_op_free(freed);
+    pdk_free(rt);
+    CHECK_INT(t.calls, 0);
+    CHECK_INT(pdk_op_wait(kept, 0, &err), 1); /* whoever waits is told: that thread is the caller's */
+    CHECK_INT(t.calls, 1);
+    CHECK(t.box == NULL); /* it was the runtime's */
+    pdk_op_free(kept);
+}
+
 TEST("in a forked child every entry answers `closed`, and nothing waits for a lock that a thread of the parent held")
 {
     pdk_runtime *rt = gated("");
