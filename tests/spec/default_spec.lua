@@ -119,6 +119,71 @@ describe("an implementation", function()
     assert.equal("invalid_argument", err.kind)
   end)
 
+  it("has asynchronous forms: what yields is gone on with by poll, wait and dispatch, the loop turns meanwhile [A3, R5, S2]", function()
+    local ready = false
+    local f = functions { network_events = function() return { { request_id = "r1", host = "a.example" } } end,
+      sync_skills = function() errors.raise("io_error", "cannot copy") end }
+    local acquire = f.acquire
+    function f.acquire(self, request)
+      while not ready do coroutine.yield() end
+      if request.thread == "full" then errors.raise("capacity_exhausted", "no room") end
+      return acquire(self, request)
+    end
+    local impl = paddock.implement(f)
+    local told = {}
+    local op = impl:acquire_async(ALICE, function(o) told[#told + 1] = o end)
+    local full = impl:acquire_async { thread = "full" }
+    for _ = 1, 3 do
+      assert.is_nil(op:poll())
+      assert.equal(0, impl:dispatch())
+    end
+    assert.is_nil(op:wait(0))
+    ready = true
+    assert.equal(1, impl:dispatch())
+    assert.equal(op, told[1])
+    local done, box = op:poll()
+    assert.same({ true, "id-t1", "acquire", impl }, { done, box.id, op:kind(), op:runtime() })
+    assert.equal("capacity_exhausted", support.caught(full.wait, full).kind)
+    assert.equal("io_error", support.caught(function() impl:sync_skills_async({ sandbox_id = "id-t1" }):wait() end).kind)
+    assert.equal("r1", select(2, impl:network_events_async("id-t1"):wait())[1].request_id)
+    assert.same({ true, false }, { impl:deny_pending_async("id-t1"):wait() })
+    assert.same({ true, false }, { impl:decide_async("id-t1", "r1", "deny"):wait() })
+    local failing = impl:deny_pending_async("id-t1", function() error "of the callback" end)
+    impl:deny_pending_async("id-t1", function(o) told[#told + 1] = o end)
+    assert.matches("of the callback", support.caught(impl.dispatch, impl))
+    assert.equal(2, #told)
+    assert.is_true(failing:poll())
+    box:release()
+  end)
+
+  it("has operations that can be cancelled: unstarted they never run, started they are drained, their box is given back [S3, F12]",
+    function()
+      local ready = false
+      local f = functions()
+      local acquire = f.acquire
+      function f.acquire(self, request)
+        while not ready do coroutine.yield() end
+        return acquire(self, request)
+      end
+      local impl = paddock.implement(f)
+      local unstarted = impl:acquire_async { thread = "t1" }
+      assert.is_true(unstarted:cancel())
+      assert.equal("cancelled", support.caught(unstarted.poll, unstarted).kind)
+      assert.is_false(unstarted:cancel())
+      local started = impl:acquire_async { thread = "t2" }
+      assert.is_nil(started:poll())
+      assert.is_true(started:cancel())
+      assert.is_true(started:cancel())
+      assert.is_nil(started:poll()) -- not before it has ended
+      ready = true
+      assert.equal("cancelled", support.caught(started.wait, started).kind)
+      assert.same({ acquire = 1, release = 1 }, f.calls)
+      local untaken = impl:acquire_async { thread = "t3" }
+      assert.is_true(untaken:wait())
+      untaken:close()
+      assert.same({ acquire = 2, release = 2 }, f.calls)
+    end)
+
   it("names what is missing or wrong", function()
     for _, name in ipairs { "acquire", "get", "release" } do
       local f = functions()
