@@ -710,13 +710,18 @@ function M.load_file(file_name)
   return from_folder(M.load_text(source or "", file_name), file_name)
 end
 
---- The implementation that a table of options asks for, nil = paddock's own. Nothing else of the table is looked at.
+--- The implementation that a table of options asks for, nil = paddock's own: option `use`, or `sandbox.use` of a deer-flow
+--- configuration, whose own containers paddock stands in for. Nothing else of the table is looked at.
 ---@param options table
 ---@return string?
 function M.use(options)
-  local name = rawget(options, "use")
+  local name, sandbox, at = rawget(options, "use"), rawget(options, "sandbox"), "use"
+  if name == nil and type(sandbox) == "table" then
+    name, at = sandbox.use, "sandbox.use"
+    if type(name) == "string" and name:find("AioSandboxProvider$") then return nil end
+  end
   if name == nil then return nil end
-  use("use", name)
+  use(at, name)
   return name ~= "paddock" and name or nil
 end
 

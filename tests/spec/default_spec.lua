@@ -257,6 +257,10 @@ describe("the default instance", function()
     support.write_file(path, "return { use = 'tests.their_runtime' }")
     assert.equal("id-t1", paddock.default(path):acquire(ALICE).id)
     paddock.set_default(nil)
+    given = nil
+    paddock.default { sandbox = { use = "tests.their_runtime" } } -- as a deer-flow configuration names it
+    assert.is_not_nil(given)
+    paddock.set_default(nil)
     package.loaded["tests.their_runtime"] = nil
     local err = support.caught(paddock.default, { use = "tests.their_runtime" })
     assert.equal("invalid_argument", err.kind)
