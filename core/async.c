@@ -597,3 +597,8 @@ void *pdk_op_arg(pdk_op *op)
         pdk_op_take(op, &call_kinds[c], arg_take, &arg);
     return arg;
 }
+
+int pdk_async_running(pdk_runtime *rt)
+{
+    return pdk_ops_count(rt->ops).running;
+}

@@ -23,6 +23,9 @@ pdk_op *pdk_async_write(pdk_box *box, const char *path, size_t path_len, const v
 pdk_op *pdk_async_read(pdk_box *box, const char *path, size_t path_len, const pdk_op_how *how, pdk_error *err);
 pdk_op *pdk_async_list(pdk_box *box, const char *path, size_t path_len, const pdk_op_how *how, pdk_error *err);
 
+/* How many operations a worker is at work for. */
+int pdk_async_running(pdk_runtime *rt);
+
 /* Results, beside those of paddock.h. */
 int pdk_op_pack(pdk_op *op, pdk_pack *out); /* of a list: 1 and appended, or 0 */
 

@@ -474,7 +474,12 @@ void pdk_shut_down(lua_State *L, int index)
     if (rt->grip == NULL)
         return; /* another thread's shutdown was quicker */
     pdk_grip *g = pdk_grip_ref(rt->grip); /* a callback may come here, too */
-    run_callbacks(L, g);                  /* the last chance to tell of what the shutdown has ended */
+    pdk_script_block(L);
+    /* What the shutdown has drained may be a moment from saying so; whose worker hangs (a time limit has let go of it) is not. */
+    for (int i = 0; i < 100 && pdk_async_running(g->rt) > 0; i++)
+        pdk_sleep_ns(PDK_NS_PER_S / 1000);
+    pdk_script_unblock(L);
+    run_callbacks(L, g); /* the last chance to tell of it */
     pdk_drop_failure(L, g);
     pdk_script_block(L);
     let_go(rt, true);

@@ -332,11 +332,11 @@ describe("an acquire that takes its time", function()
 
   it("tells its callback of the shutdown that has ended it, also when the callback asks for the shutdown's result", function()
     local rt = open_slow(world, 0.2)
-    local kinds, shutdown = {}, nil
+    local kinds = {}
     for i = 1, 3 do
       rt:acquire_async(ALICE, function(op) kinds[i] = select(2, pcall(op.poll, op)).kind or "a box" end)
     end
-    shutdown = rt:shutdown_async(nil, function(op) kinds[4] = op:poll() error("nobody is left to be told", 0) end)
+    local shutdown = rt:shutdown_async(nil, function(op) kinds[4] = op:poll() error("nobody is left to be told", 0) end)
     pcall(shutdown.wait, shutdown)
     assert.truthy(kinds[1] == "a box" or kinds[1] == "closed")
     assert.same({ "closed", "closed", true }, { kinds[2], kinds[3], kinds[4] })
@@ -362,7 +362,10 @@ describe("skills and network decisions as operations", function()
     world = support.world { methods = methods }
     return world:open { threads = threads, clock = "monotonic" }
   end
-  after_each(function() world:assert_quiet() end)
+  after_each(function()
+    world:assert_quiet()
+    world = nil -- its functions know operations, and those know their runtime
+  end)
 
   for _, threads in ipairs { true, false } do
     it(("answer what the blocking ones do, with threads = %s [R5, S1, S2]"):format(threads), function()
@@ -489,6 +492,51 @@ describe("many operations", function()
         ("seed %d: %s"):format(seed, tostring(err)))
     end
     rt:dispatch()
+  end)
+end)
+
+describe("a command of a real sandbox", function()
+  local world
+  before_each(function() world = support.world() end)
+  after_each(function() world:assert_quiet() end)
+
+  it("gives its output while it runs, and says that it was cancelled [S3]", function()
+    local can, why = support.can_sandbox()
+    if not can then pending(why) end
+    local rt = world:open { backend = "process", threads = true, clock = "monotonic" }
+    local box <close> = rt:acquire(ALICE)
+    local seen = {}
+    local op = box:exec_async("printf 'a\\0\\377'; printf e >&2; sleep 100; echo never", {
+      on_output = function(stream, bytes) seen[stream] = (seen[stream] or "") .. bytes end,
+    })
+    assert.truthy(support.eventually(function()
+      rt:dispatch()
+      return seen.stdout and seen.stderr
+    end))
+    assert.is_nil(op:poll())
+    assert.is_true(op:cancel())
+    local _, result = op:wait(30)
+    assert.equal("cancelled", result.outcome)
+    assert.equal("a\0\255", result.stdout)
+    assert.same({ stdout = "a\0\255", stderr = "e" }, seen)
+    assert.equal("still here\n", box:exec("echo still here").stdout)
+  end)
+
+  it("whose host does not take its output waits, and loses none of it", function()
+    local can, why = support.can_sandbox()
+    if not can then pending(why) end
+    local rt = world:open { backend = "process", threads = true, clock = "monotonic" }
+    local box <close> = rt:acquire(ALICE)
+    local size = 0
+    local op = box:exec_async("head -c 900000 /dev/zero", { on_output = function(_, bytes) size = size + #bytes end })
+    assert.is_nil(op:poll())
+    rt:inspect(box.id)
+    local _, result = op:wait()
+    assert.equal(900000, size)
+    assert.equal(900000, #result.stdout)
+    size = 0
+    box:exec("head -c 900000 /dev/zero", { on_output = function(_, bytes) size = size + #bytes end })
+    assert.equal(900000, size)
   end)
 end)
 
