@@ -253,8 +253,10 @@ describe("the provisioner backend", function()
     local ids = {}
     for i, info in ipairs(d:list()) do ids[i] = info.sandbox_id end
     assert.same({ "a1", "b2" }, ids)
-    double:tell { faults = { { route = "list", body = '{"sandboxes":[{"sandbox_id":"ok"},7,{"sandbox_id":"../x"},{}]}' } } }
-    assert.equal("ok", d:list()[1].sandbox_id)
+    double:tell { faults = { { route = "list", body = [[{"sandboxes":[{"sandbox_id":"ok"},7,{"sandbox_id":"../x"},{},
+      {"sandbox_id":"bye","status":"Terminating"}]}]] } } } -- that one ends already: nobody is to adopt it
+    local listed = d:list()
+    assert.same({ 1, "ok" }, { #listed, listed[1].sandbox_id })
     for _, fault in ipairs { { status = 500 }, { status = 404 }, { body = "{}" }, { body = '{"sandboxes":{"a":1}}' }, { half = true } } do
       fault.route = "list"
       double:tell { faults = { fault } }
