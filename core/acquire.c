@@ -235,6 +235,12 @@ static found enlist(acq *a, candidate *c, int64_t *fenced_with)
 
 /* ---- the steps ---- */
 
+/* Between two steps: one who has gone gets nothing begun any more. */
+static found next_step(acq *a, found (*step)(acq *a))
+{
+    return pdk_acq_cancelled(a) ? FAILED : step(a);
+}
+
 /* The lease of an active sandbox has run out (a pause, a lost store): take it again before anybody uses it. */
 static found republish(acq *a, const candidate *c)
 {
@@ -326,7 +332,7 @@ static found after_failure(acq *a, const candidate *c)
     pdk_client_close(rt, client, a->id, "lost to a peer");
     pdk_emit(rt, PDK_WARN, lost ? "lost" : "health_doubted", a->id, NULL, c->source, a->err);
     pdk_error_clear(a->err);
-    return again ? reclaim_warm(a) : NOTHING;
+    return again ? next_step(a, reclaim_warm) : NOTHING;
 }
 
 static found reuse_active(acq *a)
@@ -644,7 +650,7 @@ static found discover_patiently(acq *a)
     found ok = discover(a);
     for (int i = 0; i < 3 && ok == FAILED && a->err->kind == PDK_E_LOST; i++) {
         pdk_error_clear(a->err);
-        ok = discover(a);
+        ok = next_step(a, discover);
     }
     return ok;
 }
@@ -679,12 +685,6 @@ static int identify(acq *a)
     for (size_t i = 0; i < sizeof raw; i++)
         snprintf(a->id + 2 * i, 3, "%02x", raw[i]);
     return 0;
-}
-
-/* Between two steps: one who has gone gets nothing begun any more. */
-static found next_step(acq *a, found (*step)(acq *a))
-{
-    return pdk_acq_cancelled(a) ? FAILED : step(a);
 }
 
 static void remember_making(acq *a)
