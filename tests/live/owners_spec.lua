@@ -27,7 +27,7 @@ describe("runtimes in processes of their own", function()
   after_each(function()
     for _, a in ipairs(agents) do a:finish() end
     world:close()
-    sh("rm -rf " .. state)
+    sh(("rm -rf %s %s-wall*"):format(state, state))
   end)
 
   local function start(more, environment)
@@ -49,7 +49,6 @@ describe("runtimes in processes of their own", function()
     local out, status = sh(("${CC:-gcc} -O2 -shared -fPIC tests/live/wallclock.c -o %s"):format(preload))
     if status ~= 0 then return pending("no C compiler: " .. out) end
     if os.getenv "MODE" == "asan" or os.getenv "MODE" == "tsan" then
-      sh("rm -f " .. preload)
       return pending "a sanitizer wants to be loaded first"
     end
     --- The environment of a process whose wall clock is `seconds` off.
@@ -79,7 +78,6 @@ describe("runtimes in processes of their own", function()
     end
     assert.equal(generation, owner:call "return box.generation")
     owner:call "box:release() rt:shutdown()"
-    sh("rm -f " .. preload .. " " .. table.concat(offsets, " "))
     nothing_is_left(world:open(options(state)))
   end)
 
