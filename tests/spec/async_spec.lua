@@ -279,13 +279,13 @@ describe("an acquire that takes its time", function()
   end)
 
   it("is over at its deadline, whatever the engine does [B201]", function()
-    local rt = open_slow(world, 1)
+    local rt = open_slow(world, 3)
     local start = require("paddock").now()
     local err = support.caught(rt.acquire, rt, { user = "alice", thread = "t1", timeout = 0.2 })
     assert.equal("timeout", err.kind)
     local op = rt:acquire_async { user = "bob", thread = "t1", timeout = 0.2 }
     assert.equal("timeout", support.caught(op.wait, op).kind)
-    assert.truthy(require("paddock").now() - start < 0.9, "it waited for the engine")
+    assert.truthy(require("paddock").now() - start < 2.9, "it waited for the engine")
   end)
 
   it("is not over after a wait that was too short", function()
@@ -601,7 +601,7 @@ describe("a time limit", function()
         local M = dofile("tests/bench/engine.lua").new({})
         local destroy = M.destroy
         function M.destroy(self, info)
-          require("paddock.io").sleep(1.5)
+          require("paddock.io").sleep(2.5)
           return destroy(self, info)
         end
         return M
@@ -613,7 +613,7 @@ describe("a time limit", function()
       local err = call == "destroy" and support.caught(rt.destroy, rt, box.id, { timeout = 0.1 })
         or support.caught(rt.shutdown, rt, { timeout = 0.1 })
       assert.equal("timeout", err.kind)
-      assert.truthy(require("paddock").now() - start < 1.4, "it waited for the engine")
+      assert.truthy(require("paddock").now() - start < 2.4, "it waited for the engine")
     end)
   end
 end)
