@@ -136,10 +136,10 @@ bench-containers:  ## what paddock adds to a container engine's own times, and i
 	@$(MAKE) build
 	@. $(OUT)/env.sh && python3 tests/support/engines.py run $(LUA) tests/bench/containers.lua $(ARGS)
 
-soak-containers:  ## cycles of containers on both real engines, and what they leave; CYCLES=2000 ENGINE=docker|podman
+soak-containers:  ## cycles of containers on both real engines, and what they leave; CYCLES=2000 ENGINE=docker|podman PLANE=guest|aio|exec
 	@$(MAKE) build
 	@. $(OUT)/env.sh && python3 tests/support/engines.py run $(LUA) tests/live/containers_soak.lua \
-	   --cycles $(or $(CYCLES),2000) $(if $(ENGINE),--engine $(ENGINE))
+	   --cycles $(or $(CYCLES),2000) $(if $(ENGINE),--engine $(ENGINE)) $(if $(PLANE),--plane $(PLANE))
 
 contract:  ## the rows of tests/CONTRACT.md that no test names in brackets
 	@sh tests/run --contract

@@ -63,7 +63,12 @@ local function bare_body(sent, place)
   return body
 end
 
-local function bare_round(engine, body, times)
+local function bare_round(engine, body, network, times)
+  local apart = 0 -- a network of its own, where paddock's has one
+  if network then
+    local seconds, made = timed(engine, "POST", "/networks/create", network)
+    apart, body.HostConfig.NetworkMode = seconds, made.Id
+  end
   local create, made = timed(engine, "POST", "/containers/create", body)
   local at = "/containers/" .. made.Id
   local start = timed(engine, "POST", at .. "/start")
@@ -71,7 +76,8 @@ local function bare_round(engine, body, times)
   exec = exec + timed(engine, "POST", "/exec/" .. new.Id .. "/start", { Detach = false, Tty = false })
   exec = exec + timed(engine, "GET", "/exec/" .. new.Id .. "/json")
   local remove = timed(engine, "DELETE", at .. "?force=true&v=true")
-  table.insert(times.cold, create + start)
+  if network then remove = remove + timed(engine, "DELETE", "/networks/" .. body.HostConfig.NetworkMode) end
+  table.insert(times.cold, apart + create + start)
   table.insert(times.exec, exec)
   table.insert(times.teardown, remove)
 end
@@ -107,7 +113,7 @@ end
 local function counted(options, engine, state, prefix)
   local proxy <close> = engine:proxy()
   local rt = open(options, proxy.socket, state, prefix)
-  local counts, sent, names = {}, nil, {}
+  local counts, sent, network, names = {}, nil, nil, {}
   local before = proxy:count()
   paddock_round(rt, { user = prefix, thread = "counted" }, nil, function(name)
     local calls = proxy:calls()
@@ -117,17 +123,21 @@ local function counted(options, engine, state, prefix)
       local text = call.method .. " " .. call.path:gsub("%x%x%x%x%x%x%x%x%x%x%x+", "ID"):gsub(prefix .. "%-ID", "NAME")
       if name then names[name] = (names[name] and names[name] .. ", " or "") .. text end
       if call.method == "POST" and call.path == "/containers/create" then sent = call.body end
+      if call.method == "POST" and call.path == "/networks/create" then network = call.body end
     end
     before = #calls
   end)
   rt:shutdown()
-  return counts, names, sent
+  return counts, names, sent, network
 end
 
 local function measure(options, engine)
   local state, place, prefix = folder(), folder(), "pdkbench" .. tostring({}):match("0x(%x+)"):sub(-6)
-  local counts, names, sent = counted(options, engine, state, prefix)
+  local counts, names, sent, network = counted(options, engine, state, prefix)
   local body = bare_body(sent, place)
+  if network then
+    network = { Name = network.Name .. "-bare", Driver = network.Driver, Internal = network.Internal, Options = network.Options }
+  end
   local rt = open(options, engine.socket, state, prefix)
   local ours = { cold = {}, exec = {}, release = {}, warm = {}, teardown = {} }
   local bare = { cold = {}, exec = {}, teardown = {} }
@@ -137,7 +147,7 @@ local function measure(options, engine)
       bare = { cold = {}, exec = {}, teardown = {} }
     end
     paddock_round(rt, { user = prefix, thread = "t" .. i }, ours)
-    bare_round(engine, body, bare)
+    bare_round(engine, body, network, bare)
   end
   rt:shutdown()
   os.execute(("rm -rf '%s' '%s'"):format(state, place))

@@ -21,6 +21,25 @@ for _, engine in ipairs(engines.all()) do
       end
     end)
 
+    it("leaves no network link of a container that ended, nor of its network", function()
+      if engine.why then
+        pending(engine.why)
+        return
+      end
+      local function links() return (support.sh("tail -n +3 /proc/net/dev | cut -d: -f1 | sort")) end
+      local before = links()
+      assert.equal(201, (engine:call("POST", "/networks/create", { Name = "pdk-links", Driver = "bridge" })))
+      local _, made = engine:call("POST", "/containers/create", { Image = engines.image "busybox", Cmd = { "sleep", "600" },
+        HostConfig = { NetworkMode = "pdk-links" } })
+      assert.equal(204, (engine:call("POST", "/containers/" .. made.Id .. "/start")))
+      assert.not_equal(before, links())
+      engine:call("POST", "/containers/" .. made.Id .. "/kill?signal=KILL") -- podman's clean-up takes the links away, not the service
+      engine:call("DELETE", "/containers/" .. made.Id .. "?force=true&v=true")
+      engine:call("DELETE", "/networks/pdk-links")
+      support.eventually(function() return links() == before end, 20)
+      assert.equal(before, links())
+    end)
+
     it("does not answer while it is stopped or frozen", function()
       if engine.why then
         pending(engine.why)

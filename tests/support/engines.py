@@ -262,6 +262,8 @@ def daemons(folder):
             "[containers]", 'default_ulimits = ["nofile=1024:1024", "nproc=1024:1024"]', "[engine]", 'runtime = "runc"',
             'cgroup_manager = "cgroupfs"', 'events_logger = "file"', 'events_logfile_path = "%s/events.log"' % d,
             'tmp_dir = "%s/tmp"' % d, 'volume_path = "%s/volumes"' % d,
+            # conmon hands its own environment to the clean-up of a container, whose programs are unpacked ones, too.
+            "conmon_env_vars = %s" % json.dumps(["%s=%s" % item for item in path.items()]),
             "helper_binaries_dir = %s" % json.dumps(helpers), "conmon_path = %s" % json.dumps([program("conmon")]),
             "[engine.runtimes]", "runc = %s" % json.dumps([program("runc")]),
             "[network]", 'network_backend = "netavark"', 'network_config_dir = "%s/networks"' % d, ""]))
