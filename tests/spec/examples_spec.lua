@@ -79,7 +79,7 @@ describe("the configurations in examples", function()
   before_each(function() world = support.world() end)
   after_each(function() world:assert_quiet() end)
 
-  for _, name in ipairs { "process", "policies", "workdir", "slow" } do
+  for _, name in ipairs { "process", "policies", "workdir", "slow", "docker", "podman", "own-image" } do
     it("are accepted: " .. name, function()
       local options = require("paddock.config").load_file("examples/config/" .. name .. ".lua")
       options.backend = world.backend

@@ -181,10 +181,10 @@ function Backend:_data_mount(id)
   return { source = path, target = self.options.workdir, read_only = false }
 end
 
---- Whoever runs in the image cannot write where the engine makes a root's folder.
-local function needs_open_workspace(options, facts)
+--- Whether it is a root that runs in there.
+local function is_root(options, facts)
   local user = options.user or (type(facts.Config) == "table" and facts.Config.User) or ""
-  return options.read_only_root or not (user == "" or user:find("^0[:]?") or user:find("^root"))
+  return user == "" or user:find("^0%f[:\0]") ~= nil or user:find("^root%f[:\0]") ~= nil
 end
 
 --- Sends a creation, once. An answer that is lost is looked for: the engine may have acted.
@@ -304,9 +304,12 @@ function Backend:_plan(spec, image, network)
   if data then table.insert(mounts, 1, data) end
   local plan = {
     image = image, options = self.options, mounts = mounts, env = spec.env or {}, limits = spec.limits or {}, network = network,
-    sandbox_id = spec.sandbox_id,
+    sandbox_id = spec.sandbox_id, podman = self.engine.podman,
   }
-  local kind = self.options.workspace or (needs_open_workspace(self.options, facts) and "tmpfs" or "layer")
+  local root = is_root(self.options, facts)
+  plan.cap_add = self.options.cap_add or (root and option_rules.ROOT_CAPABILITIES) or {}
+  -- Another user than root cannot write where the engine makes a folder.
+  local kind = self.options.workspace or ((self.options.read_only_root or not root) and "tmpfs" or "layer")
   plan.tmpfs_workspace, plan.wants_volume = kind == "tmpfs", kind == "volume"
   return plan
 end
@@ -360,6 +363,7 @@ function Backend:create(spec)
   if plan.wants_volume then
     plan.volume = self.options.prefix .. "-" .. instance
     undo:add(function() self.leftovers:finish { instance = instance, volume = plan.volume } end)
+    self.leftovers:make_volume(plan.volume, instance)
   end
   plan.labels = self:_labels(plan, spec, instance)
   self.plane:prepare(plan, undo)

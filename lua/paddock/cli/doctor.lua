@@ -28,6 +28,7 @@ local M = {
 ---@field privileged fun(path: string): string?   what lends the file rights of its own, if anything
 ---@field getenv fun(name: string): string?
 ---@field provisioner fun(options: table): table   its driver, to be asked
+---@field engine fun(options: table, image: string?): paddock.EngineReport   of the docker backend; raises
 
 ---@return paddock.doctor.Probe
 local function this_machine()
@@ -56,6 +57,7 @@ local function this_machine()
     stat = native.stat, access = native.access, statfs = native.statfs, clocks = native.clocks,
     facts = native.facts, getenv = os.getenv,
     provisioner = function(options) return require("paddock.backend.provisioner").new(options) end,
+    engine = function(options, image) return require("paddock.docker.doctor").examine(options, image) end,
   }
 end
 
@@ -346,6 +348,20 @@ CHECKS["provisioner"] = function(probe, config)
     can.lark_cli_init_image and "yes" or "no", can.lark_cli_broker_image and "yes" or "no"))
 end
 
+CHECKS["engine"] = function(probe, config)
+  if config.backend ~= "docker" then return nil end
+  local fine, report = pcall(probe.engine, config.backend_options, config.image)
+  if not fine then
+    return fail(status.line(report), "start Docker or `podman system service`, or name the engine in backend_options.host or DOCKER_HOST")
+  end
+  local text = ("%s at %s, API %s%s"):format(report.product, report.address, report.api,
+    report.image and ", image " .. report.image or "")
+  if #report.lacks > 0 then
+    return warn(text .. "; " .. table.concat(report.lacks, "; "), "correct the configuration, or give the engine what it lacks")
+  end
+  return ok(text)
+end
+
 -- What only some backends need: for the others it is worth knowing, and no reason to stop.
 local NEEDED_BY = {
   bubblewrap = { process = true }, namespaces = { process = true }, ["user namespaces"] = { process = true },
@@ -353,7 +369,7 @@ local NEEDED_BY = {
 }
 
 local ORDER = { "bubblewrap", "namespaces", "user namespaces", "cgroups", "guest", "state directory", "data directory",
-  "free space", "clock", "policies", "provisioner", "docker", "podman" }
+  "free space", "clock", "policies", "provisioner", "engine", "docker", "podman" }
 
 --- Runs every check. One that breaks is a failed check, not a broken report.
 ---@param probe paddock.doctor.Probe

@@ -39,6 +39,17 @@ function Leftovers:make_network(instance)
   return name
 end
 
+--- Makes a volume, by itself: not every engine gives one that a mount asks for the labels that it should have.
+---@param name string
+---@param instance string
+function Leftovers:make_volume(name, instance)
+  local what = "make the volume " .. name
+  local response, fault = self.engine:call({
+    method = "POST", path = "/volumes/create", limit = LIMIT, json = { Name = name, Labels = self:_labels(instance) },
+  }, what)
+  if not response then engines.refuse(what, fault) end
+end
+
 --- Whether what the engine shows is ours, and of that instance.
 function Leftovers:_ours(data, instance)
   local labels = type(data) == "table" and data.Labels

@@ -127,7 +127,7 @@ end
 ---@field tmp_size? integer          bytes of /tmp where the root is read-only (256 MiB)
 ---@field shm_size? integer          bytes of /dev/shm (64 MiB)
 ---@field cap_drop? string[]         ({ "ALL" })
----@field cap_add? string[]
+---@field cap_add? string[]          (what a root needs inside; nothing for another user)
 ---@field security_opt? string[]     ({ "no-new-privileges" })
 ---@field runtime? string            the OCI runtime, by the engine's name for it
 ---@field init? boolean              the engine's own init as pid 1 (plane exec: when the engine has one)
@@ -154,10 +154,12 @@ local OPTIONS = {
 local DEFAULTS = {
   plane = "guest", prefix = "paddock", label_prefix = "paddock.", workdir = "/workspace", workspace_size = 1024 * MIB,
   read_only_root = false, tmp_size = 256 * MIB, shm_size = 64 * MIB, cap_drop = { "ALL" },
-  -- What a root inside needs to install packages and to use files of other users; nothing that reaches the machine.
-  cap_add = { "CHOWN", "DAC_OVERRIDE", "FOWNER", "SETGID", "SETUID", "KILL" },
   security_opt = { "no-new-privileges" }, pull = "missing", pull_timeout = 600, aio_port = 8080, engine_timeout = 30,
 }
+
+--- What a root inside needs to install packages and to use files of other users; nothing that reaches the machine. Another user gets
+--- none of it: some engines would give it what is added.
+M.ROOT_CAPABILITIES = { "CHOWN", "DAC_OVERRIDE", "FOWNER", "SETGID", "SETUID", "KILL" }
 
 --- Checks them and fills in the defaults.
 ---@param given table?

@@ -22,19 +22,27 @@ local KEEPALIVE = "trap 'exit 0' TERM INT; while :; do sleep 86400 & wait $!; do
 ---@field helper string?                 a network that was made for it alone
 ---@field volume string?                 a volume for the workspace, to be made with these labels
 ---@field tmpfs_workspace boolean?
+---@field cap_add string[]
+---@field podman boolean?
 ---@field port { address: string, port: integer? }?   to publish the all-in-one port on
 
 local function bind(source, target, read_only)
   return { Type = "bind", Source = source, Target = target, ReadOnly = read_only }
 end
 
-local function tmpfs(target, size, mode)
-  return { Type = "tmpfs", Target = target, TmpfsOptions = { SizeBytes = size, Mode = mode } }
+--- Options of a tmpfs that everybody may write to. In the map and not among the mounts: only here programs in it may run. Where the
+--- folder is there already, a runtime keeps that one's mode, so a user that is known owns it.
+local function tmpfs(plan, size)
+  local uid, gid = (plan.options.user or ""):match("^(%d+):?(%d*)$")
+  local owner = uid and not plan.podman and (",uid=%s,gid=%s"):format(uid, gid ~= "" and gid or uid) or ""
+  return ("rw,exec,nosuid,nodev,size=%d,mode=1777%s"):format(size, owner)
 end
 
 ---@param plan paddock.ContainerPlan
+---@return table[] mounts
+---@return table<string, string> tmpfs
 local function mounts(plan)
-  local out, options = {}, plan.options
+  local out, options, memory = {}, plan.options, {}
   if plan.guest then
     out[#out + 1] = bind(plan.guest, M.GUEST, true)
     out[#out + 1] = bind(plan.folder, M.FOLDER, false)
@@ -44,23 +52,24 @@ local function mounts(plan)
     taken[mount.target] = true
     out[#out + 1] = bind(mount.source, mount.target, mount.read_only)
   end
-  if taken[options.workdir] then return out end
+  if options.read_only_root and not taken["/tmp"] then memory["/tmp"] = tmpfs(plan, options.tmp_size) end
+  if taken[options.workdir] then return out, memory end
   if plan.volume then
-    out[#out + 1] = { Type = "volume", Source = plan.volume, Target = options.workdir, ReadOnly = false,
-                      VolumeOptions = { Labels = plan.labels } }
+    out[#out + 1] = { Type = "volume", Source = plan.volume, Target = options.workdir, ReadOnly = false }
   elseif plan.tmpfs_workspace then
-    out[#out + 1] = tmpfs(options.workdir, options.workspace_size, 1023) -- 1777
+    memory[options.workdir] = tmpfs(plan, options.workspace_size)
   end
-  if options.read_only_root and not taken["/tmp"] then out[#out + 1] = tmpfs("/tmp", options.tmp_size, 1023) end
-  return out
+  return out, memory
 end
 
 ---@param plan paddock.ContainerPlan
 local function host_config(plan)
   local options, limits = plan.options, plan.limits
+  local bound, memory = mounts(plan)
   local out = {
-    Mounts = io.json.array(mounts(plan)), RestartPolicy = { Name = "no" }, CapDrop = io.json.array { table.unpack(options.cap_drop) },
-    CapAdd = io.json.array { table.unpack(options.cap_add) }, SecurityOpt = io.json.array { table.unpack(options.security_opt) },
+    Mounts = io.json.array(bound), Tmpfs = memory, RestartPolicy = { Name = "no" },
+    CapDrop = io.json.array { table.unpack(options.cap_drop) },
+    CapAdd = io.json.array { table.unpack(plan.cap_add) }, SecurityOpt = io.json.array { table.unpack(options.security_opt) },
     ReadonlyRootfs = options.read_only_root, ShmSize = options.shm_size, Init = options.init, Runtime = options.runtime,
     NetworkMode = plan.helper or (plan.network == "open" and "bridge") or plan.network,
     LogConfig = { Type = "json-file", Config = { ["max-size"] = "10m" } },
@@ -90,9 +99,11 @@ function M.body(plan)
   end
   table.sort(env)
   local out = {
-    Image = plan.image, Labels = plan.labels, Hostname = plan.sandbox_id:sub(1, 63), WorkingDir = options.workdir, Tty = false,
+    Image = plan.image, Labels = plan.labels, Hostname = plan.sandbox_id:sub(1, 63), Tty = false,
     OpenStdin = false, Env = io.json.array(env), User = options.user, HostConfig = host_config(plan),
   }
+  -- An engine makes the working directory, and a tmpfs over it would keep its mode; the guest goes to its workspace by itself.
+  if not (plan.guest and plan.tmpfs_workspace) then out.WorkingDir = options.workdir else out.WorkingDir = "/" end
   if plan.guest then
     out.Entrypoint = { M.GUEST, "--settings", M.FOLDER .. "/settings" }
     out.Cmd = io.json.array {}

@@ -1,0 +1,67 @@
+--- What a look at the configured engine says: which one it is, and what it lacks.
+local engines = require "paddock.docker.engine"
+local images = require "paddock.docker.images"
+local option_rules = require "paddock.docker.options"
+
+local M = {}
+
+---@class paddock.EngineReport
+---@field address string
+---@field product string      "Docker 20.10.24", "Podman 4.3.1"
+---@field api string          the version that is spoken
+---@field lacks string[]      what a sandbox would want and the engine has not
+---@field image string?       what is known of the configured image
+
+--- What the facts of an engine lack for these options.
+---@param facts table         of GET /info
+---@param own paddock.DockerOptions
+---@return string[]
+function M.lacks(facts, own)
+  local out = {}
+  local function want(key, text)
+    if facts[key] == false then out[#out + 1] = text end
+  end
+  want("MemoryLimit", "limits.memory is not kept (no memory control group)")
+  want("PidsLimit", "limits.pids is not kept (no pids control group)")
+  want("CpuCfsQuota", "limits.cpus is not kept (no cpu control group)")
+  if type(facts.OSType) == "string" and facts.OSType ~= "linux" then out[#out + 1] = "its containers are not Linux" end
+  local seccomp = false
+  for _, one in ipairs(type(facts.SecurityOptions) == "table" and facts.SecurityOptions or {}) do
+    seccomp = seccomp or (type(one) == "string" and one:find("seccomp", 1, true) ~= nil)
+  end
+  if type(facts.SecurityOptions) == "table" and not seccomp then out[#out + 1] = "system calls are not filtered (no seccomp)" end
+  local runtimes = type(facts.Runtimes) == "table" and facts.Runtimes or nil
+  if own.runtime and runtimes and not runtimes[own.runtime] then
+    out[#out + 1] = ("it has no runtime %q (backend_options.runtime)"):format(own.runtime)
+  end
+  return out
+end
+
+--- Asks the engine. Raises what paddock.open would.
+---@param options table    backend_options
+---@param image string?
+---@return paddock.EngineReport
+function M.examine(options, image)
+  local own = option_rules.read(options)
+  local tls = { ca_file = own.tls_ca, cert_file = own.tls_cert, key_file = own.tls_key }
+  local engine = engines.find { host = own.host, tls = tls, limit = own.engine_timeout }
+  local version = engine:call({ method = "GET", path = "/version" }, "ask the engine for its version")
+  local data = version and type(version.data) == "table" and version.data or {}
+  local report = {
+    address = engine.address, api = engine.version, lacks = M.lacks(engine.facts, own),
+    product = (engine.podman and "Podman " or "Docker ") .. tostring(data.Version or "?"),
+  }
+  if own.plane == "guest" and not engine.unix then
+    report.lacks[#report.lacks + 1] = "it is on another machine, where the guest cannot be mounted: set backend_options.plane"
+  end
+  if not image then
+    report.lacks[#report.lacks + 1] = "no image is configured: set the option `image`, unless a policy answers one"
+  else
+    local fine, found = pcall(function() return images.new(engine, own):look(image) end)
+    report.image = fine and found and "there" or (own.pull == "never" and "missing" or "pulled at its first use")
+    if report.image == "missing" then report.lacks[#report.lacks + 1] = "it has no image " .. image .. ", and pull is \"never\"" end
+  end
+  return report
+end
+
+return M
