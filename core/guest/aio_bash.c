@@ -38,6 +38,7 @@ typedef struct job {
 
 typedef struct waiter { /* an output request that waits for something new */
     aio_waiter base;
+    char command[40];      /* the job's id; it may still be in the queue */
     uint64_t from, err_from;
 } waiter;
 
@@ -133,9 +134,17 @@ static void on_exec_closed(guest_req *req)
 
 /* ---- waiters ---- */
 
-static json_t *output_json(const session *s, uint64_t from, uint64_t err_from)
+/* The session's command of that id, "" = the current one. NULL = there is none (any more). */
+static const job *find(const session *s, const char *id)
 {
-    const job *j = s->last;
+    if (id[0] == 0 || (s->last != NULL && strcmp(s->last->id, id) == 0)) return s->last;
+    const job *j = s->queue;
+    while (j != NULL && strcmp(j->id, id) != 0) j = j->next;
+    return j;
+}
+
+static json_t *output_json(const session *s, const job *j, uint64_t from, uint64_t err_from)
+{
     if (j == NULL)
         return json_pack("{s:s, s:s, s:s, s:i, s:i, s:n}", "session_id", s->base.id, "stdout", "", "stderr", "", "offset", 0,
                          "stderr_offset", 0, "command");
@@ -150,7 +159,19 @@ static json_t *output_json(const session *s, uint64_t from, uint64_t err_from)
 static json_t *waiter_json(const aio_waiter *base)
 {
     const waiter *w = (const waiter *)base;
-    return output_json((const session *)base->owner, w->from, w->err_from);
+    const session *s = (const session *)base->owner;
+    return output_json(s, find(s, w->command), w->from, w->err_from);
+}
+
+/* Who waits for `j`: all of them when it has ended, otherwise those to whom its output is new. */
+static void waiters_answer(const job *j, bool ended)
+{
+    for (aio_waiter *base = j->owner->base.waiters, *next; base != NULL; base = next) {
+        const waiter *w = (const waiter *)base;
+        next = base->next;
+        if (strcmp(w->command, j->id) == 0 && (ended || j->out.total > w->from || j->err.total > w->err_from))
+            aio_wait_answer(base);
+    }
 }
 
 /* ---- running ---- */
@@ -160,11 +181,7 @@ static void on_output(guest_cmd *cmd, void *ctx, int stream, const char *data, s
     job *j = ctx;
     (void)cmd;
     aio_buf_add(stream == 1 ? &j->out : &j->err, data, len);
-    for (aio_waiter *base = j->owner->base.waiters, *next; base != NULL; base = next) {
-        const waiter *w = (const waiter *)base;
-        next = base->next;
-        if (j->out.total > w->from || j->err.total > w->err_from) aio_wait_answer(base);
-    }
+    waiters_answer(j, false);
 }
 
 /* It certainly never ran. Who was already answered finds the reason in its output. */
@@ -198,7 +215,7 @@ static void on_end(guest_cmd *cmd, void *ctx, const guest_cmd_end *end)
         j->status = "completed";
     }
     job_answer(j);
-    aio_wait_answer_all(&s->base);
+    waiters_answer(j, true);
     pump(s);
 }
 
@@ -229,7 +246,9 @@ static void pump(session *s)
         }
         job_free(s->last);
         s->last = j;
-        if (!job_start(s, j, &f)) job_failed(j, &f);
+        if (job_start(s, j, &f)) continue;
+        job_failed(j, &f);
+        waiters_answer(j, true);
     }
 }
 
@@ -250,6 +269,7 @@ static void session_end(aio_session *base)
         s->last->status = "killed";
         job_answer(s->last);
     }
+    for (job *j = s->queue; j != NULL; j = j->next) j->status = "killed"; /* it will never run */
     aio_wait_answer_all(&s->base);
     while (s->queue != NULL) {
         job *j = s->queue;
@@ -411,22 +431,20 @@ void aio_bash_output(guest_req *req, const char *id)
     session *s = body ? need(req, a.session) : NULL;
     (void)id;
     if (s == NULL) return;
-    const job *j = s->last;
-    if (a.command_id != NULL && (j == NULL || strcmp(j->id, a.command_id) != 0)) {
-        for (j = s->queue; j != NULL && strcmp(j->id, a.command_id) != 0;) j = j->next;
-        if (j == NULL) aio_reply_fail(req, 404, "Command not found", NULL);
-        else aio_reply_ok(req, json_pack("{s:s, s:s, s:s, s:i, s:i, s:{s:s, s:o, s:s}}", "session_id", s->base.id, "stdout", "",
-                                         "stderr", "", "offset", 0, "stderr_offset", 0, "command", "command_id", j->id,
-                                         "command", aio_text(j->command, strlen(j->command)), "status", j->status), NULL);
+    const job *j = find(s, a.command_id ? a.command_id : "");
+    if (a.command_id != NULL && j == NULL) {
+        aio_reply_fail(req, 404, "Command not found", NULL);
         return;
     }
     bool news = j != NULL && (j->out.total > (uint64_t)a.offset || j->err.total > (uint64_t)a.err_offset);
-    if (!a.wait || news || !running(s)) {
-        aio_reply_ok(req, output_json(s, (uint64_t)a.offset, (uint64_t)a.err_offset), NULL);
+    bool to_come = j != NULL && (j != s->last || running(s)); /* one in the queue is waited for like one that runs */
+    if (!a.wait || news || !to_come) {
+        aio_reply_ok(req, output_json(s, j, (uint64_t)a.offset, (uint64_t)a.err_offset), NULL);
         return;
     }
     waiter *w = (waiter *)aio_wait(req, &s->base, sizeof *w, waiter_json);
     if (w == NULL) return;
+    snprintf(w->command, sizeof w->command, "%s", j->id);
     w->from = (uint64_t)a.offset;
     w->err_from = (uint64_t)a.err_offset;
     aio_wait_limit(&w->base, a.wait_timeout);

@@ -537,7 +537,7 @@ TEST("garbage, oversized heads and unknown routes are answered, and the guest go
 TEST("requests may come in one piece or byte by byte, one behind the other, with and without chunks")
 {
     int fd = client_connect(g());
-    static const char two[] = "GET /v1/paddock/list?path=/tmp HTTP/1.1\r\nX-Paddock-Token: 10\r\n\r\n"
+    static const char two[] = "GET /v1/paddock/list?path=/proc/self/task HTTP/1.1\r\nX-Paddock-Token: 10\r\n\r\n"
                               "GET /v1/nothing HTTP/1.1\r\nX-Paddock-Token: 9\r\n\r\n";
     static const char chunked[] =
         "POST /v1/paddock/exec HTTP/1.1\r\nX-Paddock-Token: 10\r\nTransfer-Encoding: chunked\r\n\r\n"

@@ -142,6 +142,9 @@ local rows = {
   { "bash.write", "POST /v1/bash/write", { session_id = "{session}", command_id = "{command}", input = "yes\n" }, envelope(anything) },
   { "bash.output", "POST /v1/bash/output", { session_id = "{session}", command_id = "{command}", offset = 0, stderr_offset = 0,
     wait = true, wait_timeout = 20 }, bash_output(optional(text), "", one_of("running", "completed")) },
+  -- Output comes before the end: what comes next in this session must not find it still at work.
+  { "bash.output after its last", "POST /v1/bash/output", { session_id = "{session}", command_id = "{command}", offset = 8,
+    stderr_offset = 0, wait = true, wait_timeout = 20 }, bash_output("", "", "completed") },
   { "bash.exec to be killed", "POST /v1/bash/exec", { session_id = "{session}", command = "sleep 100", async_mode = true },
     bash_result { status = "running", exit_code = optional(integer), stdout = optional(text), stderr = optional(text) },
     keep = { command_id = "command" } },
