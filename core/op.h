@@ -15,7 +15,7 @@
 #include "limit.h"
 #include "workers.h"
 
-typedef struct pdk_ops pdk_ops; /* all operations of one runtime, or of none (op_process); counted references */
+typedef struct pdk_ops pdk_ops; /* all operations of one runtime, or of none (pdk_ops_process); counted references */
 
 #define PDK_OP_PARKED (-2)
 
