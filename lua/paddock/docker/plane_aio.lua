@@ -8,6 +8,7 @@ local places = require "paddock.docker.places"
 local M = {}
 
 local ASK_LIMIT = 5                  -- seconds for one question (E14)
+local PORT_LIMIT = 0.3               -- seconds to find out whether a port is in use
 local PORTS = 10                     -- that are tried from base_port on
 
 ---@class paddock.DockerAioPlane
@@ -46,6 +47,17 @@ function Plane:_address()
   return ""
 end
 
+--- Whether somebody answers on a port of this machine already. Asked first, since an engine that has to take a started network down
+--- again may take down with it what another container has published there.
+local function answers(address, number)
+  local host = address == "" and "127.0.0.1" or address:find(":", 1, true) and "[" .. address .. "]" or address
+  local response, err = io.http {
+    method = "GET", url = ("http://%s:%d/"):format(host, number), timeout = PORT_LIMIT, connect_timeout = PORT_LIMIT, direct = true,
+    fresh = true,
+  }
+  return response ~= nil or (err.kind == "backend_error" and err.reason ~= "connect")
+end
+
 --- The next port: from base_port on, past those that are reserved here or that the engine has called taken.
 function Plane:port(plan, _)
   if plan.helper then return nil end
@@ -57,8 +69,12 @@ function Plane:port(plan, _)
     if not ports[number] and not tried[number] then
       if (plan.tries or 0) >= PORTS then break end
       ports[number], tried[number] = true, true
-      plan.tried, plan.tries, out.port = tried, (plan.tries or 0) + 1, number
-      return out
+      plan.tried, plan.tries = tried, (plan.tries or 0) + 1
+      if self.backend.engine.host or not answers(out.address, number) then
+        out.port = number
+        return out
+      end
+      ports[number] = nil
     end
   end
   errors.raise("backend_error", ("no port is free among the %d from backend_options.base_port = %d on"):format(PORTS, base),

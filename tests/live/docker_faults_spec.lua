@@ -1,0 +1,226 @@
+--- The docker backend when a real engine is slow, hangs, restarts, or has no port to give.
+local containers = require "tests.live.containers"
+local engines = require "tests.support.engines"
+local paddock = require "paddock"
+local support = require "tests.support"
+
+local ALICE, BOB = { user = "alice", thread = "t1" }, { user = "bob", thread = "t1" }
+
+for _, engine in ipairs(engines.all()) do
+  describe("the docker backend on " .. engine.name .. ", troubled,", function()
+    local on = containers.on(engine)
+    local behind = containers.on(engine, { proxy = true })
+    local aio = containers.on(engine, { plane = "aio" })
+    local aio_behind = containers.on(engine, { plane = "aio", proxy = true })
+
+    behind("is bounded at any call that hangs, and the rest goes on [B104, B201]", function(world)
+      local rt = world:open { health_ttl = 0, backend_options = { engine_timeout = 2 } }
+      local bob = rt:acquire(BOB)
+      for _, call in ipairs { { "POST", "^/containers/create$" }, { "POST", "/start$" } } do
+        world.proxy:hang(call[1], call[2], "before", { times = -1 })
+        local began = paddock.now()
+        local op = rt:acquire_async(ALICE)
+        assert.equal("ok\n", bob:exec("echo ok").stdout)      -- nobody else waits
+        local err = support.caught(op.wait, op, 60)
+        assert.equal("backend_error", err.kind)
+        assert.is_true(paddock.now() - began < 30)
+        world.proxy:release()
+        world.proxy:reset()
+        support.eventually(function()
+          rt:reconcile()
+          return #world:containers() <= 1
+        end, 10)
+      end
+      local box = rt:acquire(ALICE)
+      bob:release()
+      box:release()
+    end)
+
+    behind("returns from an acquire with a limit when the limit is over [B201]", function(world)
+      local rt = world:open()
+      world.proxy:hang("GET", "/json$", "before", { times = -1 })
+      local began = paddock.now()
+      local err = support.caught(rt.acquire, rt, { user = "alice", thread = "t1", timeout = 2 })
+      assert.equal("timeout", err.kind)
+      assert.is_true(paddock.now() - began < 5)
+      world.proxy:reset()
+    end)
+
+    behind("ends a shutdown when a stop hangs, and says so; the next one does it [B104, G9]", function(world)
+      local rt = world:open { stop_timeout = 2 }
+      local box = rt:acquire(ALICE)
+      local bob = rt:acquire(BOB)
+      box:release()
+      bob:release()
+      world.proxy:hang("DELETE", "^/containers/", "before", { times = 1 })
+      local began = paddock.now()
+      local fine = pcall(rt.shutdown, rt)
+      assert.is_true(paddock.now() - began < 30)
+      assert.is_false(fine)
+      world.proxy:reset()
+      assert.is_true(support.eventually(function() return (pcall(rt.shutdown, rt)) end, 20))
+      assert.equal(0, #world:containers())
+    end)
+
+    on("goes on after the engine was restarted with containers alive", function(world)
+      local rt = world:open { health_ttl = 0 }
+      local box = rt:acquire(ALICE)
+      box:write("/workspace/a", "kept")
+      local generation = box.generation
+      engines.tell("restart", engine.name, "KILL")
+      assert.equal("ok\n", box:exec("echo ok").stdout)         -- the guest does not need the engine
+      box:release()
+      box = rt:acquire(ALICE)
+      assert.equal(generation, box.generation)
+      assert.equal("kept", box:read "/workspace/a")
+      local id = box.id
+      box:release()
+      assert.is_true(support.eventually(function() return (pcall(rt.destroy, rt, id)) end, 30))
+      assert.equal(0, #world:containers())
+    end)
+
+    on("keeps nothing open of many calls [B117, B204]", function(world)
+      local rt = world:open { health_ttl = 0 }
+      local function cycle(n)
+        for i = 1, n do
+          local box = rt:acquire { user = "u" .. i % 2, thread = "t" }
+          box:exec "true"
+          local id = box.id
+          box:release()
+          if i % 2 == 0 then rt:destroy(id) end
+        end
+      end
+      cycle(4)
+      local before = #support.fds()
+      cycle(16)
+      assert.is_true(#support.fds() <= before + 8, "descriptors grew from " .. before .. " to " .. #support.fds())
+    end)
+
+    on("makes eight at once for eight identities, and one for eight acquires of one [B007, B011]", function(world)
+      local rt = world:open { replicas = 16 }
+      local ops = {}
+      for i = 1, 8 do ops[i] = rt:acquire_async { user = "u" .. i, thread = "t" } end
+      local boxes, seen = {}, {}
+      for i, op in ipairs(ops) do
+        boxes[i] = select(2, op:wait(120))
+        assert.is_nil(seen[boxes[i].generation])
+        seen[boxes[i].generation] = true
+      end
+      assert.equal(8, #world:containers())
+      for i = 1, 8 do ops[i] = rt:acquire_async { user = "one", thread = "t" } end
+      local first
+      for _, op in ipairs(ops) do
+        local _, box = op:wait(120)
+        first = first or box.generation
+        assert.equal(first, box.generation)
+        box:release()
+      end
+      assert.equal(9, #world:containers())
+      for _, box in ipairs(boxes) do box:release() end
+    end)
+
+    on("tells a quarantined generation from the next one, also in a new runtime [K2, K3]", function(world)
+      local rt = world:open()
+      local box = rt:acquire(ALICE)
+      local generation = box.generation
+      box:release()
+      rt:reset()
+      -- Recorded by whoever could not stop it.
+      local first = world:open()
+      box = first:acquire(ALICE)
+      assert.equal(generation, box.generation)
+      box:release()
+      first:destroy(box.id)
+      local second = world:open()
+      box = second:acquire(ALICE)
+      assert.not_equal(generation, box.generation)
+      box:release()
+    end)
+
+    if engines.image "aio" or engine.why then
+      aio("publishes on loopback, and moves on from a port that is taken [G4, G5, B102]", function(world)
+        local base = 23000 + (os.time() % 500) * 10 + (engine.name == "podman" and 5 or 0)
+        local holder = world:open { image = engines.image "aio", network = "open", backend_options = { base_port = base } }
+        local box = holder:acquire(ALICE)
+        local info = holder:inspect(box.id).info
+        assert.equal(("http://127.0.0.1:%d"):format(base), info.url)
+        assert.equal(base, info.attestation.published_port)
+        local other = world:open { image = engines.image "aio", network = "open", backend_options = { base_port = base } }
+        local second = other:acquire(BOB)                      -- another runtime does not know what the first has reserved
+        assert.equal(base + 1, other:inspect(second.id).info.attestation.published_port)
+        local third = holder:acquire { user = "carol", thread = "t1" }
+        assert.equal(base + 2, holder:inspect(third.id).info.attestation.published_port)
+        local data = world:look(box.generation)
+        assert.equal("127.0.0.1", data.HostConfig.PortBindings["8080/tcp"][1].HostIp)
+        assert.matches("hello", box:exec("echo hello").stdout)
+        local id = box.id
+        box:release()
+        holder:destroy(id)                                     -- released with its generation, once
+        box = holder:acquire(ALICE)
+        assert.equal(base, holder:inspect(box.id).info.attestation.published_port)
+        box:release()
+        second:release()
+        third:release()
+      end)
+
+      aio_behind("gives up after ten ports, and ends at any other failure [G4]", function(world)
+        local rt = world:open { image = engines.image "aio", network = "open", backend_options = { base_port = 29000 } }
+        world.proxy:rewrite("POST", "/start$", { status = 500, body = { message = "port is already allocated" }, pass = false, times = -1 })
+        local err = support.caught(rt.acquire, rt, ALICE)
+        assert.equal("port_taken", err.reason)
+        assert.equal(10, world.proxy:count("POST", "/start$"))
+        assert.equal(0, #world:containers())
+        world.proxy:reset()
+        world.proxy:rewrite("POST", "/start$", { status = 500, body = { message = "no such device" }, pass = false, times = -1 })
+        assert.equal("backend_error", support.caught(rt.acquire, rt, ALICE).kind)
+        assert.equal(1, world.proxy:count("POST", "/start$"))
+        world.proxy:reset()
+      end)
+
+      aio("waits until its server answers, and takes down what does not [E14, O8, B108]", function(world)
+        local rt = world:open {
+          image = engines.image "busybox", network = "open", ready_timeout = 1, backend_options = { command = { "sleep", "1000" } },
+        }
+        for _ = 1, 2 do
+          assert.equal("unready", support.caught(rt.acquire, rt, ALICE).kind)
+          assert.equal(0, #world:containers())
+        end
+      end)
+
+      aio("gives a sandbox without a network one that leads nowhere, and takes it away with it [G10, B032, B130]", function(world)
+        local rt = world:open { image = engines.image "aio" }
+        local function networks()
+          local _, list = engine:call("GET", "/networks")
+          local n = 0
+          for _, one in ipairs(list) do n = n + (one.Name:find(world.prefix, 1, true) and 1 or 0) end
+          return n
+        end
+        local fine, box = pcall(rt.acquire, rt, ALICE)
+        assert.is_true(fine, tostring(box))
+        assert.equal(1, networks())
+        assert.matches("hello", box:exec("echo hello").stdout)
+        local id = box.id
+        box:release()
+        rt:destroy(id)
+        assert.equal(0, networks())
+      end)
+    end
+
+    on("pulls an image from a registry, and says why it cannot", function(world)
+      local registry, why = engines.registry()
+      if not registry or why then return end
+      local image = registry .. "/pdk/busybox:1"
+      local rt = world:open { image = image, log = "off" }
+      local box = rt:acquire(ALICE)
+      assert.equal("ok\n", box:exec("echo ok").stdout)
+      local id = box.id
+      box:release()
+      rt:destroy(id)
+      engine:call("DELETE", "/images/" .. image .. "?force=true")
+      rt = world:open { image = registry .. "/pdk/no-such:1" }
+      local err = support.caught(rt.acquire, rt, ALICE)
+      assert.equal("backend_error", err.kind)
+      assert.matches("pdk/no-such:1", err.message, 1, true)
+    end)
+  end)
+end
