@@ -39,11 +39,12 @@ local function text(value)
   return type(value) == "string" and value or nil
 end
 
---- Both engines; one that does not run here has a `why`, for pending().
+--- Both engines, or the one of that name; one that does not run here has a `why`, for pending().
+---@param only string?
 ---@return tests.Engine[]
-function M.all()
+function M.all(only)
   local list = {}
-  for _, name in ipairs { "docker", "podman" } do
+  for _, name in ipairs(only and { only } or { "docker", "podman" }) do
     local known = M.state()[name] or {}
     list[#list + 1] = setmetatable({ name = name, why = M.state().why or text(known.why), socket = text(known.socket),
       version = text(known.version) }, Engine)

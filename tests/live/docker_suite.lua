@@ -6,7 +6,7 @@ local support = require "tests.support"
 
 local ALICE = { user = "alice", thread = "t1" }
 
-for _, engine in ipairs(engines.all()) do
+for _, engine in ipairs(engines.all(ONLY)) do
   describe("the docker backend on " .. engine.name, function()
     local on = containers.on(engine)
     local behind = containers.on(engine, { proxy = true })
@@ -286,6 +286,18 @@ for _, engine in ipairs(engines.all()) do
         assert.equal("created", box.source)
         box:release()
       end
+    end)
+
+    on("speaks over a socket to the one process that must listen there", function()
+      local open = assert(package.loadlib(assert(package.searchpath("paddock.core", package.cpath)), "luaopen_paddock_io"))
+      package.preload["paddock.io"] = package.preload["paddock.io"] or open
+      local io = require "paddock.io"
+      local response = assert(io.http { url = "http://e/_ping", unix = engine.socket, fresh = true })
+      assert.is_true(response.peer > 0)
+      assert.equal(200, assert(io.http { url = "http://e/_ping", unix = engine.socket, peer = response.peer }).status)
+      local _, err = io.http { url = "http://e/_ping", unix = engine.socket, peer = io.proc.self().pid }
+      assert.equal("peer", err.reason)
+      assert.equal("not_sent", err.failure)
     end)
 
     on("ends a paused container within the bound [B037]", function(world)

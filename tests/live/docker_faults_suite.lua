@@ -6,7 +6,7 @@ local support = require "tests.support"
 
 local ALICE, BOB = { user = "alice", thread = "t1" }, { user = "bob", thread = "t1" }
 
-for _, engine in ipairs(engines.all()) do
+for _, engine in ipairs(engines.all(ONLY)) do
   describe("the docker backend on " .. engine.name .. ", troubled,", function()
     local on = containers.on(engine)
     local behind = containers.on(engine, { proxy = true })

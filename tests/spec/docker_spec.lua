@@ -1,0 +1,207 @@
+--- The docker backend's parts that need no engine: what answers mean, times, labels, frames, addresses, options.
+local config = require "paddock.config"
+local support = require "tests.support"
+
+-- A Lua host finds paddock.io in the core's library.
+local open = assert(package.loadlib(assert(package.searchpath("paddock.core", package.cpath)), "luaopen_paddock_io"))
+package.preload["paddock.io"] = package.preload["paddock.io"] or open
+
+local engine = require "paddock.docker.engine"
+local images = require "paddock.docker.images"
+local labels = require "paddock.docker.labels"
+local streams = require "paddock.docker.stream"
+local view = require "paddock.docker.view"
+
+local ID = ("ab"):rep(32)
+
+describe("an engine's answer", function()
+  local function meaning(status, message, cause, name)
+    return engine.fault({ status = status, body = "", data = { message = message, cause = cause } }, name).meaning
+  end
+
+  it("means absent only when it names what was asked about [G6, G8]", function()
+    assert.equal("absent", meaning(404, "No such container: " .. ID, nil, ID))
+    assert.equal("absent", meaning(404, 'no container with name or ID "' .. ID .. '" found: no such container', "no such container", ID))
+    assert.equal("not_found", meaning(404, "No such container: other", nil, ID))
+    assert.equal("not_found", meaning(404, "page not found", nil, ID))
+    assert.equal("not_found", engine.fault({ status = 404, body = "Not Found" }, ID).meaning)
+    assert.equal("other", meaning(500, "something with " .. ID .. " failed", nil, ID))
+  end)
+
+  it("means the same in the words of both engines", function()
+    assert.equal("name_taken", meaning(409, 'Conflict. The container name "/x" is already in use by container "' .. ID .. '".'))
+    assert.equal("name_taken", meaning(500, 'creating container storage: the container name "x" is already in use by ' .. ID,
+      "that name is already in use"))
+    assert.equal("no_image", meaning(404, "No such image: x:latest"))
+    assert.equal("no_image", meaning(404, "no such image: x: image not known"))
+    assert.equal("port_taken", meaning(500, "driver failed: Bind for 127.0.0.1:80 failed: port is already allocated"))
+    assert.equal("port_taken", meaning(500, "cannot listen on the TCP port: listen tcp4 :80: bind: address already in use"))
+    assert.equal("busy", meaning(409, "removal of container " .. ID .. " is already in progress"))
+    assert.equal("state", meaning(409, "Container " .. ID .. " is not running"))
+    assert.equal("state", meaning(500, "can only kill running containers", "container state improper"))
+  end)
+
+  it("is told in its own words, on one line and not too long", function()
+    assert.equal("a b", engine.words { status = 500, body = "a\nb\n" })
+    assert.equal("m", engine.words { status = 500, body = '{"message":"m"}' })
+    assert.is_true(#engine.words { status = 500, body = ("x"):rep(5000) } < 400)
+  end)
+end)
+
+describe("an engine's times", function()
+  it("are read with any number of digits and any offset, and never is no time", function()
+    assert.equal(0, view.time "1970-01-01T00:00:00Z")
+    assert.equal(1796058133, view.time "2026-11-30T17:02:13Z")
+    assert.is_true(math.abs(view.time "2026-11-30T17:02:13.640151063Z" - 1796058133.640151063) < 1e-6)
+    assert.is_true(math.abs(view.time "2026-11-30T17:02:13.6Z" - 1796058133.6) < 1e-6)
+    assert.equal(1796058133, view.time "2026-11-30T18:02:13+01:00")
+    assert.equal(951782400, view.time "2000-02-29T00:00:00Z")
+    assert.equal(1796058133, view.time(1796058133))
+    for _, text in ipairs { "0001-01-01T00:00:00Z", "", "yesterday", "2026-13-01T00:00:00Z", "2026-11-30" } do
+      assert.is_nil(view.time(text))
+    end
+    assert.is_nil(view.time(nil))
+  end)
+end)
+
+describe("labels", function()
+  local facts = {
+    sandbox_id = "s1", instance = "abcd", deployment = "d1", plane = "guest", network = "none", image = "i",
+    identity = { user = "a=b,c\0\255", thread = "t%1" }, limits = { memory = 1 << 31, cpus = 1.5 }, labels = { team = "x" },
+    env = { MAX_SHELL_SESSIONS = "9" },
+  }
+
+  it("say whose a container is: all of ours, or it is not ours [I13]", function()
+    local all = labels.of("paddock.", facts)
+    assert.equal("ours", labels.whose("paddock.", all, "d1"))
+    assert.equal("foreign", labels.whose("paddock.", all, "d2"))
+    assert.equal("none", labels.whose("paddock.", { team = "x" }, "d1"))
+    assert.equal("none", labels.whose("paddock.", nil, "d1"))
+    for _, name in ipairs { "role", "sandbox_id", "instance", "deployment", "plane" } do
+      local part = labels.of("paddock.", facts)
+      part["paddock." .. name] = nil
+      assert.equal("foreign", labels.whose("paddock.", part, "d1"))
+    end
+  end)
+
+  it("come back as what was written [G1, G2]", function()
+    local read = labels.read("deerflow.", labels.of("deerflow.", facts))
+    assert.same(facts.identity, read.identity)
+    assert.equal(1 << 31, read.limits.memory)
+    assert.equal(1.5, read.limits.cpus)
+    assert.equal(9, read.max_shell_sessions)
+    assert.same({ team = "x" }, read.labels)
+    for _, value in pairs(labels.of("paddock.", facts)) do
+      assert.is_truthy(utf8.len(value))
+      assert.is_nil(value:find("%c"))
+    end
+  end)
+
+  it("without a network mode mean an open one [I13]", function()
+    local all = labels.of("paddock.", facts)
+    all["paddock.network_mode"] = nil
+    assert.equal("open", labels.attest("paddock.", all).network)
+  end)
+end)
+
+describe("a stream of frames", function()
+  it("is read wherever the transport cuts it", function()
+    local bytes = string.pack(">B I3 I4", 1, 0, 5) .. "hello" .. string.pack(">B I3 I4", 2, 0, 0) ..
+      string.pack(">B I3 I4", 2, 0, 3) .. "err" .. string.pack(">B I3 I4", 1, 0, 1) .. "!"
+    for size = 1, #bytes do
+      local got = { "", "" }
+      local take, reader = streams.reader(function(stream, piece) got[stream] = got[stream] .. piece end)
+      for at = 1, #bytes, size do take(bytes:sub(at, at + size - 1)) end
+      assert.same({ "hello!", "err" }, got)
+      assert.is_false(reader.damaged)
+    end
+  end)
+
+  it("that is none is said to be damaged, and nothing of it is taken", function()
+    local got = 0
+    local take, reader = streams.reader(function() got = got + 1 end)
+    take "this is plain text, and no frame"
+    assert.is_true(reader.damaged)
+    assert.equal(0, got)
+  end)
+
+  it("keeps the first bytes of a flood, and says that there were more [B087]", function()
+    local keeper = streams.keeper(1000)
+    for _ = 1, 10000 do keeper.add "abc" end
+    assert.equal(1000, #keeper.text())
+    assert.is_true(keeper.truncated)
+  end)
+end)
+
+describe("progress of a pull", function()
+  it("is read line by line, wherever it is cut", function()
+    local seen = {}
+    local take, finish = images.lines(function(value) seen[#seen + 1] = value.status or value.error end)
+    for piece in ('{"status":"a"}\r\n{"status":"b"}\nnot json\n{"error":"c"}'):gmatch("..?.?") do take(piece) end
+    finish()
+    assert.same({ "a", "b", "c" }, seen)
+  end)
+
+  it("names repository, tag and registry", function()
+    assert.same({ "r:5000/a/b", "1.2" }, { images.split "r:5000/a/b:1.2" })
+    assert.same({ "r:5000/a/b" }, { images.split "r:5000/a/b" })
+    assert.same({ "a", "sha256:12" }, { images.split "a@sha256:12" })
+    assert.equal("r:5000", images.registry "r:5000/a")
+    assert.equal("docker.io", images.registry "library/a")
+  end)
+end)
+
+describe("an engine's address", function()
+  it("is a unix socket or TCP; anything else is refused by the name of what said so", function()
+    assert.equal("/run/x.sock", engine.parse("unix:///run/x.sock").unix)
+    assert.equal("http://h:2375", engine.parse("tcp://h").url)
+    assert.is_true(engine.parse("tcp://h:2376").tls)
+    for _, address in ipairs { "ssh://h", "npipe://x", "h:2375", "" } do assert.is_nil(engine.parse(address)) end
+    local err = support.caught(engine.find, { host = "ssh://h" })
+    assert.equal("invalid_argument", err.kind)
+    assert.matches("backend_options.host", err.message, 1, true)
+    err = support.caught(engine.find, {}, function(name) return name == "DOCKER_HOST" and "ssh://h" or nil end)
+    assert.matches("DOCKER_HOST", err.message, 1, true)
+    err = support.caught(engine.find, { host = "unix:///no/such.sock" })
+    assert.equal("backend_error", err.kind)
+    assert.matches("/no/such.sock", err.message, 1, true)
+  end)
+
+  it("is looked for in the rootless places first", function()
+    local env = { XDG_RUNTIME_DIR = "/run/user/7", HOME = "/home/x" }
+    local usual = engine.usual(function(name) return env[name] end, 7)
+    assert.equal("unix:///run/user/7/docker.sock", usual[1])
+    assert.equal("unix:///run/user/7/podman/podman.sock", usual[2])
+    assert.equal("unix:///var/run/docker.sock", engine.usual(function() end, 0)[1])
+  end)
+end)
+
+describe("the docker backend's options", function()
+  local function refused(own, more)
+    local options = { backend = "docker", backend_options = own }
+    for key, value in pairs(more or {}) do options[key] = value end
+    return support.caught(config.normalize, options)
+  end
+
+  it("are refused by name", function()
+    for key, value in pairs {
+      host = 1, plane = "ssh", prefix = "-x", label_prefix = "Paddock", workdir = "/", workspace = "nfs", cap_drop = { "cap_chown" },
+      pull = "sometimes", base_port = 0, publish_address = "localhost", registry_auth = { x = { name = "y" } }, engine_timeout = 0,
+      tls_cert = "/x", guess = true, guest = "relative",
+    } do
+      local err = refused { [key] = value }
+      assert.equal("invalid_argument", err.kind)
+      assert.matches("backend_options", err.message, 1, true)
+    end
+  end)
+
+  it("keep a stop within the lease where no guest refuses a former owner [B044]", function()
+    for _, plane in ipairs { "exec", "aio" } do
+      local err = refused({ plane = plane }, { stop_timeout = 170 })
+      assert.equal("invalid_argument", err.kind)
+      assert.matches("stop_timeout", err.message, 1, true)
+    end
+    assert.equal("docker", config.normalize { backend = "docker", stop_timeout = 170 }.backend)
+    assert.equal("docker", config.normalize { backend = "docker", backend_options = { plane = "exec" } }.backend)
+  end)
+end)
