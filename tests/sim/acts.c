@@ -314,16 +314,23 @@ static void tell(void *ctx, pdk_op *op)
     a->done = true;
 }
 
-/* As a host's loop does. 0 = it was let go. */
+/* As a host's loop does. 0 = it was let go. The handle is gone afterwards. */
 static int loop_until_told(act *a, pdk_op *op, pdk_error *err)
 {
     bool impatient = P.cancel_rate != 0 && !P.healed && chance(1, 4);
+    inst *in = me->in;
     while (!a->done) {
-        pdk_ops_dispatch(me->in->rt->ops, 1 + (int)below(3));
+        if (!in->letting_go) {
+            in->dispatching++;
+            pdk_ops_dispatch(in->rt->ops, 1 + (int)below(3));
+            in->dispatching--;
+        }
         if (impatient && !a->told && chance(1, 30))
             act_cancel(a);
-        if (impatient && !a->told && chance(1, 60)) {
-            a->late = true;
+        if (impatient && !a->told && in->dispatching == 0 && chance(1, 60)) {
+            a->late = in->letting_go = true;
+            act_over(a, op);
+            in->letting_go = false;
             return 0;
         }
         if (!a->done)
@@ -361,8 +368,6 @@ static pdk_box *acquire_there(act *a, const pdk_acquire_spec *spec, pdk_error *e
     if (loops) {
         int rc = loop_until_told(a, op, err);
         check_ended(a, spec, rc, err);
-        if (rc == 0)
-            act_over(a, op);
         return a->box;
     }
     int rc = wait_for_op(a, op, err);

@@ -194,6 +194,8 @@ struct inst {
     bool active, dead, closing, closed;
     bool suspended; /* with its machine, while it is paused: its monotonic clock stands still */
     pdk_ns paused_until, mono_off, boot_off, wall_off;
+    int dispatching;        /* clients that are in pdk_dispatch */
+    bool letting_go;        /* one frees a handle whose callback may be due: its host sees to it that nobody dispatches then */
     pdk_ns last_use[MAX_IDS]; /* world time of the last use of an id through this instance */
 };
 extern inst insts[MAX_INST];
