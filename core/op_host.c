@@ -51,6 +51,8 @@ static void unlist(pdk_op *op)
             ;
 }
 
+static _Thread_local int in_callbacks; /* of operations; this thread's, one inside the other */
+
 /* Runs the next callback of an operation that is on no list. `calling` keeps others away meanwhile. */
 static bool deliver(pdk_op *op)
 {
@@ -75,10 +77,12 @@ static bool deliver(pdk_op *op)
             op->callback = NULL;
         }
     }
+    in_callbacks++;
     if (callback != NULL)
         callback(op->ctx, op);
     else if (on_output != NULL)
         on_output(op->ctx, piece->stream, piece->bytes, piece->len);
+    in_callbacks--;
     free(piece);
     PDK_GUARD(op->ops->lock);
     op->calling = 0;
@@ -152,12 +156,23 @@ PDK_API int pdk_cancel(pdk_op *op)
     return pdk_op_ask(held, false) ? 0 : 1;
 }
 
+/* Its callback may be under way on another thread: what the callback uses must not be freed under it. Two callbacks that free each
+ * other's operations would wait for ever, so inside one nobody waits. */
+static void wait_for_callback(pdk_op *op)
+{
+    PDK_GUARD(op->ops->lock);
+    while (in_callbacks == 0 && op->calling != 0)
+        pdk_cond_wait(&op->changed, &op->ops->lock);
+}
+
 PDK_API void pdk_op_free(pdk_op *op)
 {
     if (op == NULL || pdk_ops_foreign(op->ops, NULL) < 0)
         return;
     PDK_AUTO_UNREF pdk_op *held = op; /* the handle's */
-    if (pdk_op_ask(held, true))
+    bool ends = pdk_op_ask(held, true);
+    wait_for_callback(held);
+    if (ends)
         return;
     bool undo;
     {

@@ -257,7 +257,9 @@ PDK_API int pdk_op_answer(pdk_op *op);
  * what was drained. Cancelling again changes nothing. */
 PDK_API int pdk_cancel(pdk_op *op);
 /* Any time, also inside its callback. One that is not over is cancelled and its callback never called; a result that was not taken
- * is given back (a box is released). NULL is fine. The operation may outlive its runtime: then poll answers `closed`. */
+ * is given back (a box is released). When another thread is inside its callback at that moment, this waits until that has returned (but
+ * not inside a callback of any operation), so that what the callback uses may be freed next. NULL is fine. The operation may outlive
+ * its runtime: then poll answers `closed`. */
 PDK_API void pdk_op_free(pdk_op *op);
 
 /* A descriptor that is readable while callbacks wait for pdk_dispatch: for epoll, poll or select. It stays the runtime's; do not read
