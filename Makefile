@@ -153,7 +153,10 @@ install: install-lua  ## PREFIX=/usr/local DESTDIR=: command, guest, libraries, 
 	$(Q)install -m 644 core/paddock.h $(DESTDIR)$(INCDIR)
 	$(Q)$(call fill_pc,$(PREFIX),$(LIBDIR),$(INCDIR)) > $(DESTDIR)$(LIBDIR)/pkgconfig/paddock.pc
 	$(Q)$(call copy_tree,policies,$(DESTDIR)$(DATADIR)/policies)
+	$(Q)sed -e 's|@BINDIR@|$(BINDIR)|g' -e 's|@LIBDIR@|$(LIBDIR)|g' -e 's|@LUADIR@|$(LUADIR)|g' -e 's|@LUACDIR@|$(LUACDIR)|g' \
+	   core/installed.sh.in > $(DESTDIR)$(DATADIR)/env.sh
 	$(Q)$(if $(DESTDIR),:,ldconfig 2> /dev/null || :) # as root: programs find the library from now on
+	@$(if $(filter /usr /usr/local,$(PREFIX)),:,echo "installed below $(PREFIX); in each shell:  . $(DATADIR)/env.sh")
 
 install-lua: build
 	$(Q)install -d $(addprefix $(DESTDIR),$(BINDIR) $(LUADIR) $(LUACDIR)/paddock)
