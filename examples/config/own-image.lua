@@ -2,6 +2,7 @@
 ---
 ---     docker build -t localhost/agent-tools:1 .                   on any base: a shell is all that a command needs
 ---     paddock exec --config examples/config/own-image.lua -- my-tool
+---     paddock policy explain --config examples/config/own-image.lua --user alice --thread t1 --need tools=python
 ---
 --- An image that brings an all-in-one server (agent-infra/sandbox and its like) is spoken to over its own API instead:
 --- backend_options = { plane = "aio", aio_key = "..." }, network = "open".

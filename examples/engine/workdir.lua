@@ -183,8 +183,8 @@ return {
     local root = options.root
     local dir = type(root) == "string" and root:sub(1, 1) == "/" and io.proc.open(root, "rd")
     if not dir then
-      errors.raise("invalid_argument", "option `backend_options.root` must be an absolute folder that exists: the "
-        .. "sandboxes' home")
+      errors.raise("invalid_argument", "option `backend_options.root` must be an absolute folder that exists, the sandboxes' "
+        .. "home, not " .. tostring(root))
     end
     -- `mounts` by generation: a sandbox that another process made has none here.
     return setmetatable({ name = Engine.name, capabilities = Engine.capabilities, root = root, dir = dir, mounts = {} }, Engine)

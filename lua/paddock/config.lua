@@ -394,7 +394,7 @@ local function backend(name, value)
   path(name, value)
   if not value:find("%.lua$") then
     local hint = nearest(value, BACKENDS)
-    refuse(name, ("has no backend %s; it is one of process, docker, provisioner, e2b, or a path that ends in .lua%s")
+    refuse(name, ("has no backend %s; it is one of process, docker, provisioner, or a path that ends in .lua%s")
       :format(quote(value), hint and ("; did you mean %s?"):format(quote(hint)) or ""))
   end
   return value

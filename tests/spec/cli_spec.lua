@@ -292,7 +292,15 @@ describe("the program", function()
     local id = json_of("exec", "--json", "--keep", "true").sandbox_id
     local code, out = paddock("destroy", id:sub(1, 8))
     assert.same({ 0, id .. "\n" }, { code, out })
-    assert.equal(0, (paddock("destroy", "0123456789abcdef0123456789abcdef")))
+    local err
+    code, out, err = paddock("destroy", "0123456789abcdef0123456789abcdef")
+    assert.same({ 0, "0123456789abcdef0123456789abcdef\n" }, { code, out })
+    assert.matches("is not in the list of sandboxes; it is absent\n$", err)
+    id = json_of("exec", "--json", "--keep", "true").sandbox_id
+    code, out, err = paddock("destroy", id:sub(1, 3)) -- a slip is no success
+    assert.same({ 64, "" }, { code, out })
+    assert.matches("at least four", err)
+    assert.equal(0, (paddock("destroy", "--all")))
     assert.equal(64, (paddock("destroy", "NO/../ID")))
   end)
 

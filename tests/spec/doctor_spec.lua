@@ -208,6 +208,28 @@ describe("doctor", function()
   end)
 end)
 
+describe("the doctor of an engine of one's own", function()
+  after_each(support.cleanup)
+
+  it("loads it with its options, and names what it lacks", function()
+    local folder = support.tmpdir()
+    local m = machine()
+    m.probe.own_engine = require("paddock.cli.world").load_engine
+    local function engine(text)
+      support.write_file(folder .. "/e.lua", text)
+      return check("engine", m, { backend = folder .. "/e.lua", backend_options = { root = "/x" } })
+    end
+    local none = check("engine", m, { backend = "/no/such/engine.lua" })
+    assert.equal("fail", none.status)
+    assert.matches("/no/such/engine.lua: No such file", none.message)
+    assert.matches("has no function `create`", engine("return {}").message)
+    assert.matches("root is /x", engine("return { new = function(o) error('root is ' .. o.root) end }").message)
+    local whole = "local e = {} for n in ('create destroy inspect discover alive ready connect'):gmatch '%a+' do "
+      .. "e[n] = function() end end return e"
+    assert.equal("ok", engine(whole).status)
+  end)
+end)
+
 describe("the program's doctor", function()
   local have, why = cli.have_program()
   after_each(support.cleanup)

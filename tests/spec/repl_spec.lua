@@ -69,6 +69,12 @@ describe("completion", function()
     end)(), " "))
   end)
 
+  it("takes help, quit and exit without the colon, too", function()
+    local code, out = cli.program({ stdin = "help\nhelp = 3\nhelp\nexit\nnot run(\n" }, "repl", "--sim")
+    assert.equal(0, code)
+    assert.matches("^acquire%(user, thread%).*\n3\n", out)
+  end)
+
   it("inserts what is common, then shows what there is", function()
     assert.equal("uire", (repl.complete(env, "acq")))
     local insert, list = repl.complete(env, "box.")

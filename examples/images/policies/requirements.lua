@@ -25,6 +25,8 @@ return {
     for key in pairs(request) do
       if key ~= "tools" and key ~= "env" then policy.fail("invalid_argument", "requirements." .. tostring(key) .. " is unknown") end
     end
-    return { image = image_for(request.tools or {}, ctx.config), env = request.env }
+    local tools = request.tools or {}
+    if type(tools) == "string" then tools = { tools } end -- as `paddock policy explain --need tools=python` has it
+    return { image = image_for(tools, ctx.config), env = request.env }
   end,
 }

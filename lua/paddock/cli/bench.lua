@@ -15,7 +15,7 @@ local M = {
   most = 1,
   options = {
     { "--config,-c", "F", "a Lua file that returns the options of paddock.open" },
-    { "--backend,-b", "B", "process, or path/to/engine.lua" },
+    { "--backend,-b", "B", "process, docker, provisioner, or path/to/engine.lua" },
     { "--workload,-w", "W", "only this one; may be given several times", list = true },
     { "--rounds,-n", "N", "rounds of each (default: 10; of sleep_2s: 2)" },
     { "--json", nil, "print one JSON document" },

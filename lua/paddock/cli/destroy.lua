@@ -65,6 +65,7 @@ function M.run(ctx, options, operands)
     if its_code ~= status.OK and (code == status.OK or code == status.DEFERRED) then code = its_code end
     if not options.json then
       if result.destroyed then
+        if not by_id[id] then ctx.warn(id .. " is not in the list of sandboxes; it is absent") end
         ctx.out(render.plain(result.sandbox_id) .. "\n")
       else
         ctx.warn(("%s was not destroyed: %s"):format(result.sandbox_id, result.message))

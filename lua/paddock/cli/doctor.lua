@@ -28,6 +28,7 @@ local M = {
 ---@field privileged fun(path: string): string?   what lends the file rights of its own, if anything
 ---@field getenv fun(name: string): string?
 ---@field provisioner fun(options: table): table   its driver, to be asked
+---@field own_engine fun(path: string, options: table): table   an engine in a file, made; raises
 ---@field engine fun(options: table, image: string?): paddock.EngineReport   of the docker backend; raises
 
 ---@return paddock.doctor.Probe
@@ -58,6 +59,7 @@ local function this_machine()
     facts = native.facts, getenv = os.getenv,
     provisioner = function(options) return require("paddock.backend.provisioner").new(options) end,
     engine = function(options, image) return require("paddock.docker.doctor").examine(options, image) end,
+    own_engine = function(path, options) return world.load_engine(path, options) end,
   }
 end
 
@@ -348,7 +350,22 @@ CHECKS["provisioner"] = function(probe, config)
     can.lark_cli_init_image and "yes" or "no", can.lark_cli_broker_image and "yes" or "no"))
 end
 
+local ENGINE_HAS = { "create", "destroy", "inspect", "discover", "alive", "ready", "connect" }
+
+--- An engine in a file: it loads, takes its options, and has what it must have.
+local function own_engine(probe, config)
+  local fine, engine = pcall(probe.own_engine, config.backend, config.backend_options)
+  if not fine then return fail(status.line(engine), "correct the option backend or backend_options, or the engine's file") end
+  for _, name in ipairs(ENGINE_HAS) do
+    if type(engine[name]) ~= "function" then
+      return fail(("%s has no function `%s`"):format(config.backend, name), "write it; the README says what it is to answer")
+    end
+  end
+  return ok(config.backend .. " loads, and takes its options")
+end
+
 CHECKS["engine"] = function(probe, config)
+  if type(config.backend) == "string" and config.backend:find("%.lua$") then return own_engine(probe, config) end
   if config.backend ~= "docker" then return nil end
   local fine, report = pcall(probe.engine, config.backend_options, config.image)
   if not fine then

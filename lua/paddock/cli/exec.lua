@@ -15,10 +15,10 @@ local M = {
   least = 1,
   most = math.huge,
   options = {
-    { "--user,-u", "U", "whose sandbox (default: the configuration's user, else the login name)" },
+    { "--user,-u", "U", "whose sandbox (default: the configuration's user, else $USER, else the login name)" },
     { "--thread,-t", "T", "which of the user's sandboxes (default: \"default\")" },
     { "--config,-c", "F", "a Lua file that returns the options of paddock.open" },
-    { "--backend,-b", "B", "process, or path/to/engine.lua" },
+    { "--backend,-b", "B", "process, docker, provisioner, or path/to/engine.lua" },
     { "--timeout", "S", "the command's time limit in seconds; ends it with 124", type = "seconds" },
     { "--env,-e", "K=V", "an environment variable; may be given several times", list = true },
     { "--cwd,-w", "DIR", "where the command starts (default: the sandbox's workspace)" },

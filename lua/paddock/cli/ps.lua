@@ -9,7 +9,7 @@ local M = {
   summary = "Lists sandboxes: states, owners, leases, idle time.",
   options = {
     { "--config,-c", "F", "a Lua file that returns the options of paddock.open" },
-    { "--backend,-b", "B", "process, or path/to/engine.lua" },
+    { "--backend,-b", "B", "process, docker, provisioner, or path/to/engine.lua" },
     { "--json", nil, "print one JSON document" },
   },
   notes = [[

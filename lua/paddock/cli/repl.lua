@@ -240,6 +240,7 @@ local function names_of(value, prefix)
 end
 
 local META = { ":help", ":quit", ":events" }
+local PLAIN = { help = true, quit = true, exit = true } -- as good without the colon, where no variable has that name
 
 --- Candidates for the text before the cursor.
 ---@param env table
@@ -349,8 +350,8 @@ end
 
 --- A line that begins with a colon. False = end the session.
 function Repl:meta(line)
-  local word, rest = line:match("^:(%S*)%s*(.-)%s*$")
-  if word == "quit" or word == "q" then return false end
+  local word, rest = line:match("^:?(%S*)%s*(.-)%s*$")
+  if word == "quit" or word == "q" or word == "exit" then return false end
   if word == "help" or word == "h" then
     self.ctx.out(HELP .. (self.sim and SIM_HELP or ""))
   elseif word == "events" and (rest == "on" or rest == "off") then
@@ -372,7 +373,7 @@ function Repl:loop()
       lineedit.remember(line)
       local text = pending and pending .. "\n" .. line or line
       pending = nil
-      if text:find("^%s*:") then
+      if text:find("^%s*:") or PLAIN[text] and self.env[text] == nil then
         if not self:meta(text:match("^%s*(.*)$")) then return end
       elseif text:find("%S") then
         local chunk, more = M.compile(text, self.env)

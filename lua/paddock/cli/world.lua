@@ -52,17 +52,27 @@ local function load_backend(path)
     ok and "its file must return a table" or status.line(errors.is(why) and why or { message = tostring(why) })))
 end
 
+--- The engine in a file, made with these options, to look at.
+---@param path string
+---@param options table   the option `backend_options`
+---@param normal table?   all options
+---@return table
+function M.load_engine(path, options, normal)
+  local module = load_backend(path)
+  return module.new and module.new(options, normal) or module
+end
+
 --- A backend to look at, without a runtime around it: looking must not claim, renew or reap anything.
 local function backend_of(config)
   if type(config.backend) == "table" then return config.backend end
   local normal = M.normalized(config)
-  local module
+  local backend
   if normal.backend:find("/", 1, true) or normal.backend:find("%.lua$") then
-    module = load_backend(normal.backend)
+    backend = M.load_engine(normal.backend, normal.backend_options, normal)
   else
-    module = require("paddock.backend." .. normal.backend) -- one that `normalize` knows is there
+    local module = require("paddock.backend." .. normal.backend) -- one that `normalize` knows is there
+    backend = module.new and module.new(normal.backend_options, normal) or module
   end
-  local backend = module.new and module.new(normal.backend_options, normal) or module
   if type(backend.list) == "function" then return backend end
   status.fail(status.UNAVAILABLE, ("the backend %s cannot list its sandboxes"):format(args.quoted(normal.backend)))
 end
@@ -303,7 +313,7 @@ end
 --- The options that every command with a runtime takes.
 M.OPTIONS = {
   { "--config,-c", "F", "a Lua file that returns the options of paddock.open" },
-  { "--backend,-b", "B", "process, or path/to/engine.lua" },
+  { "--backend,-b", "B", "process, docker, provisioner, or path/to/engine.lua" },
   { "--verbose,-v", nil, "log lines (JSON) on stderr" },
 }
 
@@ -322,7 +332,8 @@ function M.complete_id(word, ids)
   local found
   for _, id in ipairs(ids) do
     if id == word then return id end
-    if #word >= 4 and id:sub(1, #word) == word then
+    if id:sub(1, #word) == word then
+      if #word < 4 then args.usage_error(("an id may be its first characters, at least four, not %s"):format(args.quoted(word))) end
       if found then args.usage_error(("%s is the beginning of several sandbox ids"):format(args.quoted(word))) end
       found = id
     end
