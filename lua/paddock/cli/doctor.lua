@@ -354,10 +354,10 @@ local ENGINE_HAS = { "create", "destroy", "inspect", "discover", "alive", "ready
 
 --- An engine in a file: it loads, takes its options, and has what it must have.
 local function own_engine(probe, config)
-  local fine, engine = pcall(probe.own_engine, config.backend, config.backend_options)
-  if not fine then return fail(status.line(engine), "correct the option backend or backend_options, or the engine's file") end
+  local fine, made = pcall(probe.own_engine, config.backend, config.backend_options)
+  if not fine then return fail(status.line(made), "correct the option backend or backend_options, or the engine's file") end
   for _, name in ipairs(ENGINE_HAS) do
-    if type(engine[name]) ~= "function" then
+    if type(made[name]) ~= "function" then
       return fail(("%s has no function `%s`"):format(config.backend, name), "write it; the README says what it is to answer")
     end
   end
