@@ -6,6 +6,7 @@
  * As in http.c: libcurl runs inside a pdk_quiet and never waits there; nothing is ever sent twice; the thread's limit is obeyed.
  * Locks: none. */
 #include "conn.h"
+#include "descriptors.h"
 #include "http.h"
 #include "quiet.h"
 
@@ -34,6 +35,7 @@ typedef struct duplex { /* the calling thread's */
     bytes head;     /* owned; of the request first, then of the answer */
     bytes body;     /* owned */
     size_t sent, input_sent;
+    bool budgeted; /* its descriptors were taken from the budget */
     bool begun, switched, ended_input, at_end, stopped, tls;
     long long length; /* of an answer that is no stream; -1 = until the end */
     int status;
@@ -52,6 +54,8 @@ static void duplex_free(duplex *d)
     }
     if (d->conn != NULL)
         pdk_conn_give(d->conn, false);
+    if (d->budgeted)
+        pdk_descriptors_give(PDK_CONN_DESCRIPTORS);
     free(d->head.data);
     free(d->body.data);
 }
@@ -377,8 +381,11 @@ int pdk_http_duplex(const pdk_http_request *req, pdk_http_response *out, pdk_htt
     d.connect_deadline = pdk_after(now, pdk_seconds(req->connect_timeout > 0 && req->connect_timeout < 86400 ? req->connect_timeout
                                                                                                              : CONNECT_TIMEOUT));
     char *buffer = malloc(CHUNK);
-    d.conn = buffer == NULL ? NULL : pdk_conn_take("duplex", 0, err);
-    int rc = buffer == NULL ? pdk_fail(err, PDK_E_NO_MEMORY, 0, "no memory for a request") : d.conn == NULL ? -1 : 0;
+    int rc = buffer == NULL ? pdk_fail(err, PDK_E_NO_MEMORY, 0, "no memory for a request")
+                            : pdk_descriptors_take(PDK_CONN_DESCRIPTORS, limit, d.deadline, err);
+    d.budgeted = rc == 0;
+    if (rc == 0 && (d.conn = pdk_conn_take("duplex", 0, err)) == NULL)
+        rc = -1;
     if (rc == 0)
         rc = connect_to(&d, limit, err);
     if (rc == 0)

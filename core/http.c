@@ -675,9 +675,13 @@ static int one_request(const pdk_http_request *req, pdk_http_response *out, pdk_
     ending end = state_now(&t, limit, now);
     if (end != END_DONE)
         return fail_ended(&t, end, err);
-    pdk_conn *c = pdk_conn_take(key, req->fresh ? 0 : only_reads(req) ? SAFE_IDLE : UNSAFE_IDLE, err);
-    if (c == NULL)
+    if (pdk_descriptors_take(PDK_CONN_DESCRIPTORS, limit, t.deadline, err) < 0)
         return -1;
+    pdk_conn *c = pdk_conn_take(key, req->fresh ? 0 : only_reads(req) ? SAFE_IDLE : UNSAFE_IDLE, err);
+    if (c == NULL) {
+        pdk_descriptors_give(PDK_CONN_DESCRIPTORS);
+        return -1;
+    }
     bool keep = false;
     int rc = perform(&t, c, limit, out, &keep, err);
     *failure = rc == 0 ? PDK_HTTP_NONE : may_have_left(&t) ? PDK_HTTP_AMBIGUOUS : PDK_HTTP_NOT_SENT;
