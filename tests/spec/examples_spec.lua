@@ -231,6 +231,32 @@ describe("the policies in examples", function()
   end)
 end)
 
+describe("the README of the policies", function()
+  after_each(support.cleanup)
+
+  it("shows policies that load, and a configuration that is accepted", function()
+    local text, shown = support.read_file("policies/README.md"), 0
+    for code in text:gmatch("```lua\n(.-)```") do
+      local name = code:find("idle_timeout = function", 1, true) and "reuse" or code:find("compose = function", 1, true) and "mounts"
+        or code:find("decide = hosts", 1, true) and "network"
+      if name then
+        local dir = support.tmpdir()
+        support.write_file(("%s/%s.lua"):format(dir, name), code)
+        support.write_file(dir .. "/config.lua", ([[return { policies = %q, policy_options = { threads = "/srv/threads" },
+          mount_roots = { "/srv/threads" }, state_dir = "%s/state" }]]):format(dir, dir))
+        local told = succeed((". %s/env.sh && paddock policy check --config %s/config.lua 2>&1"):format(out(), dir))
+        assert.truthy(told:find("ok: all loaded", 1, true), told)
+        shown = shown + 1
+      elseif code:find("provisioner_url", 1, true) then
+        local config = require "paddock.config"
+        assert.equal("provisioner", config.normalize((config.split(config.load_text(code, "deerflow.lua")))).backend)
+        shown = shown + 1
+      end
+    end
+    assert.equal(4, shown)
+  end)
+end)
+
 describe("the README", function()
   local text = support.read_file("README.md")
 
@@ -281,6 +307,171 @@ describe("the README", function()
     local config = require "paddock.config"
     local options = config.load_text(text:match("```lua\n(%-%- my%-config%.lua.-)```"), "my-config.lua")
     assert.equal(600, config.normalize((config.split(options))).idle_timeout)
+  end)
+
+  --- A block of code that begins so.
+  local function block(language, beginning)
+    local at = assert(text:find("```" .. language .. "\n" .. beginning, 1, true), "the README has no block " .. beginning)
+    return (text:match("```%a+\n(.-)```", at))
+  end
+
+  --- A folder with the files that the tutorial makes, and a command in it with an empty state.
+  local function tutorial()
+    local dir = support.tmpdir()
+    succeed("mkdir " .. dir .. "/my-policies")
+    local config = block("lua", "-- my-config.lua")
+    support.write_file(dir .. "/my-config.lua", (config:gsub("return {", "return { policies = \"my-policies\",", 1)))
+    support.write_file(dir .. "/my-policies/reuse.lua", block("lua", "-- my-policies/reuse.lua"))
+    support.write_file(dir .. "/docker.lua", block("lua", "-- docker.lua"))
+    return dir, function(command)
+      return support.sh((". %s/env.sh && cd %s && export XDG_STATE_HOME=%s && %s 2>&1"):format(out(), dir, dir, command))
+    end
+  end
+
+  --- The lines that show a command and begin so, without their remarks.
+  local function commands(beginning)
+    local found = {}
+    for line in text:gmatch("\n    (paddock [^\n]+)") do
+      if line:sub(1, #beginning) == beginning then found[#found + 1] = (line:gsub("%s%s+# .*$", "")) end
+    end
+    assert.is_true(#found > 0, beginning .. " is not in the README")
+    return found
+  end
+
+  it("has its first screen within 25 lines, and no link that leads nowhere", function()
+    local lines = 0
+    for _ in text:sub(1, text:find("\n## ", 1, true)):gmatch("\n") do lines = lines + 1 end
+    assert.is_true(lines <= 26, lines .. " lines stand before the first heading")
+    for _, file in ipairs { "README.md", "examples/README.md", "policies/README.md" } do
+      local body, anchors = support.read_file(file), {}
+      for heading in ("\n" .. body):gmatch("\n#+ ([^\n]+)") do
+        anchors["#" .. heading:lower():gsub("[^%w%- ]", ""):gsub(" ", "-")] = true
+      end
+      for target in body:gmatch("%]%(([^)%s]+)%)") do
+        if target:sub(1, 1) == "#" then
+          assert.is_true(anchors[target], file .. " links to " .. target)
+        elseif not target:find("^https?:") then
+          local path = (file:match(".*/") or "") .. target:gsub("#.*", "")
+          assert.equal(0, select(2, support.sh("test -e " .. path)), file .. " links to " .. target)
+        end
+      end
+    end
+  end)
+
+  it("lists commands and options that there are", function()
+    local _, run = tutorial()
+    local synopsis = text:match("## The command line\n\n(.-)\n\n")
+    for line in synopsis:gmatch("[^\n]+") do
+      local name = line:match("^    paddock (%l+)")
+      local help, status = run("paddock " .. name .. " --help")
+      assert.equal(0, status, help)
+      for option in line:gmatch("%-%-?%l[%l%-]*") do
+        assert.truthy(help:find("  " .. option .. "[, ]") or help:find(", " .. option .. " ", 1, true) or help:find(option, 1, true),
+          name .. " has no option " .. option)
+      end
+    end
+    support.cleanup()
+  end)
+
+  it("can be followed: configuration, policies, the pretended prompt", function()
+    local _, run = tutorial()
+    if can_sandbox then
+      local environment = run("AGENT_TOKEN=t0ken " .. commands("paddock exec --config my-config.lua")[1])
+      assert.truthy(environment:find("TOKEN=t0ken", 1, true), environment)
+    end
+    for _, command in ipairs(commands "paddock policy check my-policies") do
+      local told, status = run(command)
+      assert.equal(0, status, told)
+      assert.truthy(told:find("reuse +my%-policies/reuse.lua +decide, idle_timeout"), told)
+    end
+    for _, command in ipairs(commands "paddock policy explain") do
+      local told, status = run(command)
+      assert.equal(0, status, told)
+      assert.truthy(told:find("reuse +my%-policies/reuse.lua"), told)
+    end
+    local typed = {}
+    for line in text:match("(Try them without any engine.-)\n\n"):gmatch("`([^`]+)`") do typed[#typed + 1] = line end
+    local repl = table.remove(typed, 1)
+    local told, status = run(("printf '%%s\\n' '%s' | %s"):format(table.concat(typed, "' '"), repl))
+    assert.equal(0, status, told)
+    assert.truthy(told:find("destroyed %x+ at=[%d.]+ generation=g1 reason=idle\n.*no sandboxes\n"), told)
+    for _, command in ipairs(commands "paddock doctor --config docker.lua") do
+      told = run("DOCKER_HOST=unix:///no/such.sock " .. command)
+      assert.truthy(told:find("\nfail +engine +[^\n]*/no/such.sock"), told)
+    end
+    support.cleanup()
+  end)
+
+  it("shows operations and a scheduler in Lua that run as printed", function()
+    needs_sandbox()
+    local dir = support.tmpdir()
+    local function run(code)
+      local file = dir .. "/host.lua"
+      support.write_file(file, ([[
+        local paddock = require "paddock"
+        local rt = paddock.open { backend = "process", state_dir = "%s/state" }
+        local playing, frames, shown = true, 0, {}
+        local function draw()
+          frames = frames + 1
+          os.execute "sleep 0.01"
+          if frames > 100 then playing = false end
+        end
+        local function show(stream, bytes) shown[#shown + 1] = stream .. " " .. #bytes end
+        %s
+        rt:shutdown()
+        print(frames .. " frames")]]):format(dir, code))
+      return succeed(lua() .. " " .. file)
+    end
+    local told = run("local box = rt:acquire { user = 'alice' }\n" .. block("lua", "local op = box:exec_async")
+      .. "print(result.outcome, shown[1])")
+    assert.truthy(told:find("completed\tstderr %d+\n"), told) -- there is no Makefile
+    told = run((block("lua", "local scheduler = paddock.scheduler()"):gsub("500", "3")) .. "print(#shown)")
+    assert.truthy(told:find("^2\n2\n2\n3\n101 frames\n"), told)
+    support.cleanup()
+  end)
+
+  it("shows a frame loop in C that runs as printed", function()
+    if out() ~= "build" then pending("there is no such library to link with") end
+    needs_sandbox()
+    local callback, loop = block("c", "static void on_box"):match("^(.-\n}\n)(.*)$")
+    local dir = support.tmpdir()
+    support.write_file(dir .. "/loop.c", ([[
+      #include <paddock.h>
+      #include <stdio.h>
+      #include <time.h>
+      struct agent { pdk_box *box; };
+      static int playing = 1, frames;
+      static void report(struct agent *a, pdk_error *e) { (void)a; printf("%%s\n", e->message); pdk_error_clear(e); }
+      static void draw(void)
+      {
+          nanosleep(&(struct timespec){ .tv_nsec = 10000000 }, NULL);
+          if (++frames == 100) playing = 0;
+      }
+      %s
+      int main(void)
+      {
+          pdk_error err = PDK_NO_ERROR;
+          pdk_runtime *rt = pdk_open(NULL, &err);
+          struct agent agent = { 0 }, *a = &agent;
+          %s
+          printf("%%s after %%d frames\n", op != NULL && agent.box != NULL ? "a box" : "none", frames);
+          pdk_box_free(agent.box);
+          pdk_shutdown(rt, NULL);
+          pdk_free(rt);
+          return 0;
+      }]]):format(callback, loop))
+    local told = succeed((". build/env.sh && cd %s && cc -std=gnu11 -Wall -Wextra -Werror loop.c -o loop "
+      .. "$(pkg-config --cflags --libs paddock) && XDG_STATE_HOME=%s ./loop"):format(dir, dir))
+    assert.equal("a box after 100 frames\n", told)
+    support.cleanup()
+  end)
+
+  it("shows an implementation of the default instance that runs as printed", function()
+    local file = support.tmpdir() .. "/default.lua"
+    support.write_file(file, 'local paddock = require "paddock"\n' .. block("lua", "paddock.set_default(paddock.implement {")
+      .. 'print(box.id, box:exec("hi").stdout)\n')
+    assert.equal("sandbox-of-t1\thi\n", succeed(lua() .. " " .. file))
+    support.cleanup()
   end)
 
   it("names every kind of error and every function of a runtime and a box", function()
