@@ -47,6 +47,7 @@ typedef struct exec_work {
     char name[40];
     pdk_output_sink sink;
     pdk_op *op;             /* whose work this is */
+    pdk_ns limit;           /* the worker's; the command's own: from then on it ends, and nothing holds its output up */
     bool streamed;          /* the worker's */
     bool taken;             /* the result has been */
     pdk_result out;         /* the worker's, until the end */
@@ -71,7 +72,7 @@ static void exec_output(void *ctx, int stream, const void *bytes, size_t len)
 {
     exec_work *w = ctx;
     w->streamed = true;
-    pdk_op_output(w->op, stream, bytes, len);
+    pdk_op_output(w->op, stream, bytes, len, w->limit);
 }
 
 static int exec_begin(pdk_op *op, void *work, pdk_error *err)
@@ -89,19 +90,20 @@ static int exec_run(pdk_op *op, void *work, pdk_error *err)
         return pdk_fail(err, PDK_E_TIMEOUT, 0, "the time limit of the exec passed before it began");
     w->spec.timeout = pdk_to_seconds(left);
     w->spec.cancelled = pdk_op_cancelled(op);
-    pdk_op_set_deadline(op, now + left + ANSWER_GRACE + TELL_GRACE);
+    w->limit = now + left;
+    pdk_op_set_deadline(op, w->limit + ANSWER_GRACE + TELL_GRACE);
     if (pdk_op_has_output(op)) {
         w->sink = (pdk_output_sink){ exec_output, w };
         w->spec.output = &w->sink;
     }
-    pdk_limit limit = { .deadline = now + left + ANSWER_GRACE, .cancelled = &w->abort };
+    pdk_limit limit = { .deadline = w->limit + ANSWER_GRACE, .cancelled = &w->abort };
     const pdk_limit *outer = pdk_limit_enter(&limit);
     int rc = pdk_box_exec(w->box, &w->spec, &w->out, err);
     pdk_limit_enter(outer);
     atomic_store(&w->ended, true);
     if (rc == 0 && !w->streamed) {
-        pdk_op_output(op, 1, w->out.out, w->out.out_len);
-        pdk_op_output(op, 2, w->out.err, w->out.err_len);
+        pdk_op_output(op, 1, w->out.out, w->out.out_len, 0);
+        pdk_op_output(op, 2, w->out.err, w->out.err_len, 0);
     }
     return rc;
 }

@@ -345,6 +345,8 @@ int pdk_capi_command(pdk_box *box, const pdk_command *cmd, pdk_exec_spec *spec, 
 {
     if (box == NULL || cmd == NULL || cmd->command == NULL)
         return pdk_capi_missing(err, box == NULL ? "box" : cmd == NULL ? "cmd" : "command");
+    if (cmd->stdin_data == NULL && cmd->stdin_len > 0)
+        return pdk_capi_missing(err, "stdin_data");
     *spec = (pdk_exec_spec){ .command = cmd->command, .command_len = cmd->command_len, .cwd = cmd->cwd, .stdin_data = cmd->stdin_data,
                              .stdin_len = cmd->stdin_len, .timeout = cmd->timeout, .scope = cmd->scope, .session = cmd->session };
     if (spec->command_len == 0)

@@ -178,6 +178,10 @@ static pdk_op *submit_network(call model, double timeout, pdk_callback callback,
 {
     if (model.id == NULL || (model.fn == decide && model.request_id == NULL))
         return missing(err, model.id == NULL ? "sandbox_id" : "request_id");
+    if (model.fn == decide && (unsigned)model.decision > PDK_NETWORK_ALLOW) {
+        pdk_fail(err, PDK_E_INVALID_ARGUMENT, 0, "argument `decision` must be deny, allow_once or allow");
+        return NULL;
+    }
     const text texts[] = { { &model.id, length(model.id, 0) }, { &model.request_id, length(model.request_id, 0) } };
     return submit(&model, texts, sizeof texts / sizeof *texts, timeout, callback, ctx, err);
 }

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #define END_LOOK  (1000 * 1000)      /* ns: how often the end looks whether all has ended */
+#define FEED_PAUSE (5 * 1000 * 1000) /* ns between two tries to start a worker that could not be started */
 #define TIMER_END (5 * PDK_NS_PER_S) /* a timer with nothing to look at for so long ends */
 
 static _Thread_local int inside; /* how many operations this thread is carrying out, one inside the other */
@@ -102,6 +103,18 @@ int pdk_op_submit_job(pdk_op *op, pdk_job *job)
         return -1;
     pdk_workers_submit(op->ops->workers, job, true, NULL); /* it is queued, also when no thread could be started */
     return 0;
+}
+
+void pdk_ops_feed(pdk_ops *ops)
+{
+    if (!atomic_load(&ops->starved))
+        return;
+    pdk_ns now = pdk_now_monotonic(), last = atomic_load(&ops->fed);
+    if (now - last < FEED_PAUSE || !atomic_compare_exchange_strong(&ops->fed, &last, now))
+        return;
+    PDK_GUARD(ops->lock);
+    if (!ops->ended)
+        pdk_workers_retry(ops->workers);
 }
 
 const char *pdk_op_name(pdk_op *op)
@@ -330,6 +343,7 @@ void pdk_op_undo_job(pdk_job *job)
 
 void pdk_op_grant(pdk_op *op)
 {
+    pdk_ops *ops = op->ops;
     {
         PDK_GUARD(op->ops->lock);
         if (op->stage != PDK_OP_WAITS) { /* it is on its way there, or being taken out */
@@ -338,7 +352,11 @@ void pdk_op_grant(pdk_op *op)
         }
         op->stage = PDK_OP_QUEUED;
     }
-    pdk_workers_submit(op->ops->workers, &op->job, true, NULL); /* may start a thread: not under the lock that dispatch takes */
+    if (pdk_workers_submit(ops->workers, &op->job, true, NULL) == 0) /* may start a thread: not under the lock that dispatch takes */
+        return;
+    PDK_GUARD(ops->lock); /* the operation itself may be gone by now */
+    for (op = ops->all; op != NULL; op = op->next)
+        pdk_cond_broadcast(&op->changed); /* who waits tries again to start one */
 }
 
 bool pdk_op_keep(pdk_op *op)
@@ -431,6 +449,7 @@ static void *timer_main(void *arg)
     pdk_ops *ops = arg;
     for (bool idle = false;;) {
         pdk_ns next = pdk_ops_expire(ops);
+        pdk_ops_feed(ops);
         PDK_GUARD(ops->lock);
         if (ops->ended || (idle && ops->heap_len == 0)) {
             ops->timer_runs = false;
@@ -600,7 +619,7 @@ int pdk_op_do(pdk_ops *ops, const pdk_op_kind *kind, void *work, double timeout,
 pdk_ops *pdk_ops_new(pdk_runtime *rt, int workers, pdk_error *err)
 {
     pdk_ops *ops = calloc(1, sizeof *ops);
-    if (ops == NULL || (ops->workers = pdk_workers_new(workers)) == NULL) {
+    if (ops == NULL || (ops->workers = pdk_workers_new(workers, &ops->starved)) == NULL) {
         free(ops);
         pdk_fail(err, PDK_E_NO_MEMORY, 0, "no memory for asynchronous operations");
         return NULL;
@@ -644,6 +663,7 @@ void pdk_ops_close(pdk_ops *ops)
         bool leaves;
         {
             PDK_GUARD(ops->lock);
+            pdk_cond_broadcast(&op->changed); /* a worker that waits to be rid of output */
             leaves = !op->kind->survives_close && op->why == PDK_OK && (op->stage == PDK_OP_WAITS || op->stage == PDK_OP_QUEUED);
             if (leaves) {
                 op->why = PDK_E_CLOSED;

@@ -93,8 +93,9 @@ pdk_op *pdk_op_retain(pdk_op *op);
 void pdk_op_release(pdk_op *op);
 /* Something else to be done for it, in its own time; the caller keeps the operation until then. -1: it cannot be. */
 int pdk_op_submit_job(pdk_op *op, pdk_job *job);
-/* A piece of output; copied. Waits while too much of it has not been taken, at most until the operation is told or cancelled. */
-void pdk_op_output(pdk_op *op, int stream, const void *bytes, size_t len);
+/* A piece of output; copied. Waits while too much of it has not been taken: at most until `until`, and no longer when the operation is
+ * told or cancelled, or the runtime closes. What comes then is kept without a wait, so who calls bounds it. */
+void pdk_op_output(pdk_op *op, int stream, const void *bytes, size_t len, pdk_ns until);
 bool pdk_op_has_output(pdk_op *op);         /* whether anybody wants it */
 const char *pdk_op_name(pdk_op *op);        /* its kind's: static */
 /* Calls take(work, to) under the operations' lock when the operation is of that kind, is over, and has ended well: its answer, or 0.

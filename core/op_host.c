@@ -99,17 +99,23 @@ bool pdk_op_has_output(pdk_op *op)
     return op->on_output != NULL;
 }
 
-void pdk_op_output(pdk_op *op, int stream, const void *bytes, size_t len)
+/* Whether its work has to wait until the host has taken some of its output. */
+static bool output_is_full(const pdk_op *op) PDK_REQUIRES(op->ops->lock)
 {
-    pdk_ops *ops = op->ops;
+    return op->ops->has_threads && !op->ops->closed && op->chunk_bytes >= OUTPUT_MAX && op->why == PDK_OK && !op->late &&
+           op->on_output != NULL;
+}
+
+void pdk_op_output(pdk_op *op, int stream, const void *bytes, size_t len, pdk_ns until)
+{
     pdk_op_chunk *c = len > 0 ? malloc(sizeof *c + len) : NULL;
     if (c == NULL) /* nothing, or no memory: the result has all of it */
         return;
     *c = (pdk_op_chunk){ .stream = stream, .len = len };
     memcpy(c->bytes, bytes, len);
     PDK_GUARD(op->ops->lock);
-    while (ops->has_threads && op->chunk_bytes >= OUTPUT_MAX && op->why == PDK_OK && !op->late && op->on_output != NULL)
-        pdk_cond_wait(&op->changed, &op->ops->lock);
+    for (bool waits = true; waits && output_is_full(op);)
+        waits = pdk_cond_wait_until(&op->changed, &op->ops->lock, until);
     if (op->on_output == NULL || atomic_load(&op->told)) {
         free(c);
         return;
@@ -129,8 +135,10 @@ PDK_API int pdk_op_poll(pdk_op *op, pdk_error *err)
         return pdk_fail(err, PDK_E_INVALID_ARGUMENT, 0, "argument `op` is missing");
     if (pdk_ops_foreign(op->ops, err) < 0)
         return -1;
-    if (!atomic_load(&op->told))
+    if (!atomic_load(&op->told)) {
+        pdk_ops_feed(op->ops);
         return 0;
+    }
     pdk_error_copy(err, &op->error);
     return op->answer >= 0 ? 1 : -1;
 }
@@ -214,8 +222,9 @@ static void wait_change(pdk_op *op, pdk_ns until)
         pdk_ops_look(ops);
     if (!ops->has_threads && pdk_workers_run_one(ops->workers)) /* this one does the work, then */
         return;
+    pdk_ops_feed(ops);
     PDK_GUARD(op->ops->lock);
-    if (!ops->has_threads && until > pdk_now_monotonic() + SLICE)
+    if ((!ops->has_threads || atomic_load(&ops->starved)) && until > pdk_now_monotonic() + SLICE)
         until = pdk_now_monotonic() + SLICE;
     if (look(op) == WAIT_ON)
         pdk_cond_wait_until(&op->changed, &op->ops->lock, until);
@@ -287,6 +296,8 @@ int pdk_ops_dispatch(pdk_ops *ops, int max)
 {
     if (!ops->has_threads && pdk_now_monotonic() >= atomic_load(&ops->next_due) && pdk_ops_foreign(ops, NULL) == 0)
         pdk_ops_expire(ops);
+    if (atomic_load(&ops->starved) && pdk_ops_foreign(ops, NULL) == 0)
+        pdk_ops_feed(ops);
     if (atomic_load(&ops->ready) == 0 || pdk_ops_foreign(ops, NULL) < 0)
         return 0;
     int n = 0;

@@ -101,6 +101,7 @@ static pdk_turn_key *find(pdk_serial *s, const void *key, size_t len, uint64_t h
 static void append(pdk_waiter **first, pdk_waiter **last, pdk_waiter *w, pdk_waiting state)
 {
     w->next = NULL;
+    w->prev = *last;
     w->state = state;
     *(*last != NULL ? &(*last)->next : first) = w;
     *last = w;
@@ -108,14 +109,9 @@ static void append(pdk_waiter **first, pdk_waiter **last, pdk_waiter *w, pdk_wai
 
 static void take_out(pdk_waiter **first, pdk_waiter **last, pdk_waiter *w)
 {
-    pdk_waiter *before = NULL;
-    for (pdk_waiter **at = first; *at != NULL; before = *at, at = &(*at)->next)
-        if (*at == w) {
-            *at = w->next;
-            if (*last == w)
-                *last = before;
-            return;
-        }
+    *(w->prev != NULL ? &w->prev->next : first) = w->next;
+    *(w->next != NULL ? &w->next->prev : last) = w->prev;
+    w->next = w->prev = NULL;
 }
 
 /* It waits no longer, and hears of it: it stands on no queue any more. */

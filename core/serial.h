@@ -49,7 +49,7 @@ typedef enum pdk_waiting { PDK_W_NOT, PDK_W_QUEUED, PDK_W_BYTE, PDK_W_CALLED } p
 typedef struct pdk_waiter { /* its owner's, zeroed before the first use; must not move while it waits */
     void (*granted)(void *ctx); /* fixed by the owner. Once per wait, under the serializer's lock: it may only enqueue */
     void *ctx;                  /* fixed by the owner */
-    struct pdk_waiter *next;    /* the rest: serializer's lock */
+    struct pdk_waiter *next, *prev; /* the rest: serializer's lock */
     struct pdk_turn_key *key;
     pdk_turn *turn;
     pdk_waiting state;

@@ -36,9 +36,10 @@ struct pdk_workers {
     int woken;       /* lock; of the idle ones, those that a submission has woken and that have not looked yet */
     uint64_t next_order; /* lock */
     bool ending;     /* lock */
+    atomic_bool *starved; /* fixed */
 };
 
-pdk_workers *pdk_workers_new(int max)
+pdk_workers *pdk_workers_new(int max, atomic_bool *starved)
 {
     pdk_workers *w = calloc(1, sizeof *w);
     if (w == NULL)
@@ -46,6 +47,7 @@ pdk_workers *pdk_workers_new(int max)
     pdk_mutex_init(&w->lock);
     pdk_cond_init(&w->through);
     w->max = max;
+    w->starved = starved;
     w->share = max / 8 < SHARE ? max / 8 : SHARE;
     return w;
 }
@@ -194,6 +196,7 @@ static int meet(pdk_workers *w, need who)
     PDK_GUARD(w->lock);
     w->threads--;
     pdk_cond_broadcast(&w->through);
+    atomic_store(w->starved, true);
     return rc;
 }
 
@@ -283,6 +286,17 @@ int pdk_workers_submit(pdk_workers *w, pdk_job *job, bool keep, pdk_error *err)
     if (!keep)
         queue_remove(w, job);
     return pdk_fail(err, PDK_E_NO_MEMORY, rc, "no thread can be started for it");
+}
+
+int pdk_workers_retry(pdk_workers *w)
+{
+    need who;
+    atomic_store(w->starved, false);
+    {
+        PDK_GUARD(w->lock);
+        who = needed(w);
+    }
+    return meet(w, who) == 0 ? 0 : -1;
 }
 
 bool pdk_workers_withdraw(pdk_workers *w, pdk_job *job)

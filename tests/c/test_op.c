@@ -128,6 +128,14 @@ TEST("arguments are checked at submission, and nothing is submitted")
     CHECK_KIND(err, PDK_E_INVALID_ARGUMENT);
     CHECK(pdk_exec_async(box, &(pdk_command){ .command = "x", .cwd = "relative" }, NULL, NULL, NULL, &err) == NULL);
     CHECK_KIND(err, PDK_E_INVALID_ARGUMENT);
+    pdk_command no_stdin = { .command = "x", .stdin_len = 5 };
+    pdk_result none;
+    CHECK(pdk_exec_async(box, &no_stdin, NULL, NULL, NULL, &err) == NULL);
+    CHECK_KIND(err, PDK_E_INVALID_ARGUMENT);
+    CHECK_INT(pdk_exec(box, &no_stdin, &none, &err), -1);
+    CHECK_KIND(err, PDK_E_INVALID_ARGUMENT);
+    CHECK(pdk_decide_async(rt, "a", "r", (pdk_network_decision)77, 0, NULL, NULL, &err) == NULL);
+    CHECK_KIND(err, PDK_E_INVALID_ARGUMENT);
     CHECK(pdk_destroy_async(rt, "../..", 0, NULL, NULL, &err) == NULL);
     CHECK_KIND(err, PDK_E_INVALID_ARGUMENT);
     CHECK(pdk_read_async(box, "relative", 0, NULL, NULL, &err) == NULL);

@@ -110,6 +110,59 @@ TEST("a command whose host takes no output waits, as in a full pipe, and goes on
     pdk_free(rt);
 }
 
+static pdk_result polled_result(pdk_op *op)
+{
+    PDK_AUTO_ERROR err = PDK_NO_ERROR;
+    pdk_result r = { .exit_code = -1 };
+    EVENTUALLY(pdk_op_poll(op, &err) != 0);
+    CHECK_INT(pdk_op_poll(op, &err), 1);
+    CHECK_INT(pdk_op_result(op, &r), 1);
+    return r;
+}
+
+TEST("a command whose host never takes its output ends at its own limit, which its outcome says, and no later")
+{
+    pdk_runtime *rt = processes();
+    if (!can_run(rt))
+        SKIP("no sandboxes can be made here");
+    pdk_box *box = boxed(rt, "t");
+    PDK_AUTO_ERROR err = PDK_NO_ERROR;
+    static seen s;
+    pdk_op *op = pdk_exec_async(box, &(pdk_command){ .command = "yes", .timeout = 0.5 }, on_output, on_end, &s, &err);
+    REQUIRE(op != NULL);
+    pdk_result r = polled_result(op); /* nobody dispatches */
+    CHECK_INT(r.outcome, PDK_HARD_TIMEOUT);
+    CHECK_INT(r.exit_code, 124);
+    CHECK(r.out_len > 0);
+    EVENTUALLY((pdk_dispatch(rt, 10), atomic_load(&s.calls) == 1));
+    CHECK_INT(atomic_load(&s.len), r.out_len); /* and none of it is lost */
+    pdk_result_free(&r);
+    pdk_op_free(op);
+    pdk_box_free(box);
+    CHECK_INT(pdk_shutdown(rt, &err), 0);
+    pdk_free(rt);
+}
+
+TEST("a shutdown does not wait for a host that takes no output [B184]")
+{
+    pdk_runtime *rt = processes();
+    if (!can_run(rt))
+        SKIP("no sandboxes can be made here");
+    pdk_box *box = boxed(rt, "t");
+    PDK_AUTO_ERROR err = PDK_NO_ERROR;
+    static seen s;
+    pdk_op *op = pdk_exec_async(box, &(pdk_command){ .command = "yes", .timeout = 3600 }, on_output, on_end, &s, &err);
+    REQUIRE(op != NULL);
+    EVENTUALLY(pdk_ops_count(rt->ops).ready == 1);
+    CHECK_INT(pdk_shutdown(rt, &err), 0);
+    pdk_result r = polled_result(op);
+    CHECK(r.outcome == PDK_UNKNOWN || r.outcome == PDK_CMD_CANCELLED);
+    pdk_result_free(&r);
+    pdk_op_free(op);
+    pdk_box_free(box);
+    pdk_free(rt);
+}
+
 #define COUNT "cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' '\\n' | grep -c '^47[0-9][0-9]$'"
 
 static void cancel_one(pdk_box *box, pdk_command cmd, const char *what)
