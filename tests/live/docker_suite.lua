@@ -31,7 +31,7 @@ for _, engine in ipairs(engines.all(ONLY)) do
       assert.equal("0", world:places())
     end)
 
-    on("finds the sandbox of a runtime that went away, with its files [B005]", function(world)
+    on("finds the sandbox of a runtime that went away, with its files [E11, B005]", function(world)
       local rt = world:open()
       local box = rt:acquire(ALICE)
       box:write("/workspace/a", "kept")
@@ -263,7 +263,7 @@ for _, engine in ipairs(engines.all(ONLY)) do
       box:release()
     end)
 
-    on("replaces one whose guest was cut off or impersonated from inside [B056, B064, B219]", function(world)
+    on("replaces one whose guest was cut off or impersonated from inside: it is not discovered [G7, B056, B064, B219]", function(world)
       local rt = world:open { health_ttl = 0 }
       for _, trick in ipairs {
         "rm /.paddock/socket",
