@@ -14,11 +14,25 @@
 
 /* ---- handing out ---- */
 
+/* A live binding of a holder to another identity's sandbox: it does not move (L12). Also looked at when the sandbox is at hand: the
+ * same name may have been bound by another acquire since this one began. */
+static bool bound_elsewhere(acq *a, const pdk_holder *h)
+{
+    if (h == NULL || h->incarnation != h->entry->incarnation || h->entry->state != PDK_ACTIVE ||
+        (!a->anonymous && pdk_entry_is(h->entry, &a->who)))
+        return false;
+    pdk_fail(a->err, PDK_E_INVALID_ARGUMENT, 0, "holder %s is bound to sandbox %s of another identity; release it first", a->holder,
+             h->entry->id);
+    return true;
+}
+
 /* Binds the holder and makes the box: all that can fail for lack of memory. */
 static found make_box(pdk_runtime *rt, acq *a, pdk_entry *e, const char *source) PDK_REQUIRES(rt->pool.registry)
 {
     const char *holder = a->holder[0] != '\0' ? a->holder : NULL;
     pdk_holder *h = holder == NULL ? NULL : pdk_pool_holder(&rt->pool, holder);
+    if (bound_elsewhere(a, h))
+        return FAILED;
     bool fresh = holder != NULL && h == NULL;
     a->bound_before = h != NULL && h->entry == e && h->incarnation == e->incarnation && h->token == e->token;
     h = holder == NULL ? NULL : pdk_pool_bind(&rt->pool, e, holder);
@@ -662,12 +676,11 @@ found pdk_acq_bound(acq *a)
     pdk_runtime *rt = a->rt;
     PDK_GUARD(rt->pool.registry);
     pdk_holder *h = pdk_pool_holder(&rt->pool, a->holder);
+    if (bound_elsewhere(a, h))
+        return FAILED;
     if (h == NULL || h->incarnation != h->entry->incarnation || h->entry->state != PDK_ACTIVE)
         return NOTHING;
     pdk_entry *e = h->entry;
-    if (a->anonymous || !pdk_entry_is(e, &a->who))
-        return (found)pdk_fail(a->err, PDK_E_INVALID_ARGUMENT, 0,
-                               "holder %s is bound to sandbox %s of another identity; release it first", a->holder, e->id);
     if (e->reserved != 0 || e->retry || h->token != e->token || pdk_entry_dirty(e))
         return NOTHING;
     return hand_out_active(rt, a, e);

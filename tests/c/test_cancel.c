@@ -549,6 +549,38 @@ TEST("cancelled at each call that an acquire makes: no orphan, no duplicate, nob
     }
 }
 
+TEST("a holder that another acquire has bound meanwhile does not move to this one's identity [L12]")
+{
+    BOTH {
+        pdk_runtime *rt = gated_open(QUIET, "create");
+        char first[64], second[64], bound[64];
+        id_of(rt, "t", first);
+        id_of(rt, "z", second);
+        actor a = { .rt = rt, .name = "t", .holder = "h", .sync = sync }, b = { .rt = rt, .name = "z", .holder = "h", .sync = sync };
+        actor_start(&a);
+        while (calls_of("create") < 1)
+            pdk_sleep_ns(1000 * 1000);
+        open_gate("ready"); /* the first one is registered last */
+        while (calls_of("ready") < 1)
+            pdk_sleep_ns(1000 * 1000);
+        actor_start(&b);
+        while (calls_of("ready") < 2)
+            pdk_sleep_ns(1000 * 1000);
+        open_gate(NULL);
+        pdk_thread_join(&a.t);
+        pdk_thread_join(&b.t);
+        CHECK_INT((a.rc == 1) + (b.rc == 1), 1);
+        CHECK_KIND(a.rc == 1 ? b.err : a.err, PDK_E_INVALID_ARGUMENT);
+        CHECK_INT(pdk_runtime_binding(rt, "h", bound, NULL), 1);
+        CHECK_STR(bound, a.rc == 1 ? first : second);
+        CHECK_INT(look_at(rt, bound).holders, 1);
+        CHECK_INT(look_at(rt, a.rc == 1 ? second : first).state, -1); /* taken back */
+        actor_clear(&a);
+        actor_clear(&b);
+        gated_end(rt);
+    }
+}
+
 /* ---- somebody wants it gone ---- */
 
 typedef struct destroyer {
