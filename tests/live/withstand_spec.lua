@@ -99,7 +99,7 @@ if os.uname().machine == "x86_64":   # the kernel reads 32 bits of a pid, whatev
     if libc.syscall(302, ctypes.c_long((1 << 32) | 1), 7, b"\0" * 16, 0) == 0: print("allowed: wide limit")
 resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))
 os.sched_setaffinity(0, os.sched_getaffinity(0))
-os.setpriority(os.PRIO_PROCESS, 0, 3)
+os.setpriority(os.PRIO_PROCESS, 0, min(19, os.getpriority(os.PRIO_PROCESS, 0) + 3))
 print(resource.prlimit(1, resource.RLIMIT_NOFILE)[0] > 0)
 EOF]])
     if r.exit_code == 77 then return pending("no python3 in the sandbox") end

@@ -393,10 +393,10 @@ describe("a runtime with threads over a host's table", function()
       local slow, ready = 0, engine.backend.ready
       engine.backend.ready = function(...)
         slow = slow + 1
-        os.execute("sleep 0.3")
+        os.execute("sleep 0.8")
         return ready(...)
       end
-      raised("timeout", rt.acquire, rt, { thread = "t1", timeout = 0.1 })
+      raised("timeout", rt.acquire, rt, { thread = "t1", timeout = 0.6 })
       assert.equal(1, slow)
       for _ = 1, 500 do               -- what had begun is brought to its end behind it
         if #rt:list() == 0 then break end

@@ -20,9 +20,14 @@ return function(options)
     if options.verbose and trace.traceback then io.write("  ", (trace.traceback:gsub("\n", "\n  ")), "\n") end
   end
 
+  --- What a slow one took: where a suite's time goes.
+  local function took(element)
+    return element.duration and element.duration >= 1 and (" (%.1f s)"):format(element.duration) or ""
+  end
+
   function handler.testEnd(element, _, status)
     if status == "success" then
-      io.write("ok    ", handler.getFullName(element), "\n")
+      io.write("ok    ", handler.getFullName(element), took(element), "\n")
     elseif status == "pending" then
       local t = handler.pendings[#handler.pendings]
       io.write("skip  ", t.name, ": ", t.message and text_of(t.message) or "no reason given", "\n")
