@@ -92,7 +92,8 @@ static void say_cancelled(acq *a)
     if (a->err->kind == PDK_OK) {
         pdk_fail(a->err, PDK_E_CANCELLED, 0, "the acquire was cancelled");
     } else if (a->err->kind != PDK_E_CANCELLED) {
-        pdk_emit(a->rt, PDK_WARN, "drained_work_failed", id, NULL, "cancelled", a->err);
+        if (a->err->kind != PDK_E_CLOSED) /* that ends it as well, and is no failure */
+            pdk_emit(a->rt, PDK_WARN, "drained_work_failed", id, NULL, "cancelled", a->err);
         pdk_error_become(a->err, PDK_E_CANCELLED, NULL, "the acquire was cancelled");
     }
     pdk_emit(a->rt, PDK_INFO, "acquire_cancelled", id, NULL, NULL, NULL);

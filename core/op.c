@@ -248,7 +248,7 @@ static void take_out(pdk_op *op)
 static void log_drained(pdk_op *op, const pdk_error *why)
 {
     pdk_runtime *rt = op->ops->rt; /* there while an operation runs */
-    if (rt != NULL && why->kind != PDK_OK && why->kind != PDK_E_CANCELLED && why->kind != PDK_E_TIMEOUT)
+    if (rt != NULL && why->kind != PDK_OK && why->kind != PDK_E_CANCELLED && why->kind != PDK_E_TIMEOUT && why->kind != PDK_E_CLOSED)
         pdk_emit(rt, PDK_WARN, "drained_work_failed", why->sandbox_id[0] != '\0' ? why->sandbox_id : NULL, NULL, op->kind->name, why);
 }
 
