@@ -469,11 +469,11 @@ int act_shutdown(pdk_runtime *rt, pdk_error *err)
     return rc == 1 ? 0 : -1;
 }
 
-/* Its thread stalls, with the sandbox at hand. */
-static bool drains(const char *name)
+/* A thread of it stalls, with a sandbox at hand. */
+static bool drains(const inst *in)
 {
     for (int i = 0; i < MAX_ACTS; i++)
-        if (acts[i].p != NULL && strcmp(acts[i].name, name) == 0)
+        if (acts[i].p != NULL && acts[i].in == in)
             return true;
     return false;
 }
@@ -482,11 +482,11 @@ void acts_check_end(void)
 {
     for (int i = 0; i < MAX_INST; i++) {
         inst *in = &insts[i];
-        if (!in->active || in->dead || in->closing || in->rt == NULL || *(fiber *const *)(const void *)&in->rt->pool.registry != NULL)
+        if (!in->active || in->dead || in->closing || in->rt == NULL || drains(in) ||
+            *(fiber *const *)(const void *)&in->rt->pool.registry != NULL)
             continue;
         const pdk_map *holders = &in->rt->pool.holders;
         for (pdk_node *n = pdk_map_each(holders, NULL); n != NULL; n = pdk_map_each(holders, n))
-            if (!drains(PDK_OF(n, pdk_holder, by_name)->name))
-                violation("holder %s is left in %s", PDK_OF(n, pdk_holder, by_name)->name, in->name);
+            violation("holder %s is left in %s", PDK_OF(n, pdk_holder, by_name)->name, in->name);
     }
 }
