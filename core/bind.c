@@ -19,6 +19,9 @@ void pdk_scratch_clear(pdk_scratch *s)
     pdk_result_free(&s->result);
     free(s->bytes);
     s->bytes = NULL;
+    if (s->op != NULL)
+        pdk_op_release(s->op);
+    s->op = NULL;
 }
 
 int pdk_push_answer(lua_State *L, pdk_scratch *s)

@@ -30,6 +30,7 @@ typedef struct pdk_scratch {
     pdk_pack pack;
     pdk_result result;
     char *bytes;
+    pdk_op *op; /* a reference */
 } pdk_scratch;
 pdk_scratch *pdk_scratch_new(lua_State *L); /* +1, raises */
 void pdk_scratch_clear(pdk_scratch *s);

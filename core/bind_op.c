@@ -71,7 +71,7 @@ static void close_lop(pdk_lop *lop)
     if (g == NULL)
         return;
     if (!pdk_grip_forked(g))
-        pdk_op_free(op);
+        pdk_op_let_go(op);
     pdk_grip_unref(g, false);
 }
 
@@ -420,6 +420,7 @@ static int task_goes_on(lua_State *L, int status, lua_KContext ctx)
 
 typedef struct waiting {
     pdk_op *op;
+    pdk_scratch *hold;  /* keeps it although it is closed meanwhile, by a callback or by another thread of the universe */
     double seconds;
     bool own;           /* the operation is this very call's: who interrupts the call cancels it */
 } waiting;
@@ -427,10 +428,8 @@ typedef struct waiting {
 static const double LOOK_S = 0.05; /* how soon a wait sees that its caller was interrupted */
 
 /* As pdk_op_wait, but looks now and then whether this thread's caller was interrupted (Ctrl-C in the prompt). */
-static void wait_job(void *arg)
+static void wait_watchfully(pdk_ljob *job, waiting *w)
 {
-    pdk_ljob *job = arg;
-    waiting *w = job->arg;
     const pdk_limit *limit = pdk_limit_current();
     double left = w->seconds;
     if (!pdk_limit_can_cancel(limit)) {
@@ -452,13 +451,25 @@ static void wait_job(void *arg)
     }
 }
 
+static void wait_job(void *arg)
+{
+    pdk_ljob *job = arg;
+    waiting *w = job->arg;
+    wait_watchfully(job, w);
+    pdk_scratch_clear(w->hold);
+}
+
 /* Waits for the operation at index `at` and pushes its results; -1 = it is not over.  stack: raises */
 static int wait_here(lua_State *L, int at, pdk_lop *lop, double seconds, bool own)
 {
-    waiting w = { lop->op, seconds, own };
+    waiting w = { lop->op, pdk_scratch_new(L), seconds, own };
+    w.hold->op = pdk_op_retain(lop->op);
     pdk_ljob job = { .grip = lop->grip, .err = PDK_NO_ERROR, .arg = &w };
     pdk_run_blocking(L, &job, wait_job);
     pdk_error_clear(&job.err);
+    lua_pop(L, 1);
+    if (job.rc != 0)
+        check_lop(L, at); /* closed meanwhile: by its own callback, say */
     pdk_raise_failure(L, lop->grip);
     return job.rc == 0 ? -1 : push_results(L, at, lop);
 }

@@ -89,6 +89,9 @@ bool pdk_op_keep(pdk_op *op);
 void pdk_op_grant(pdk_op *op);              /* a parked one has its turn; any thread, only enqueues; early ones are remembered */
 pdk_ns pdk_op_deadline(pdk_op *op);         /* PDK_NEVER = none */
 void pdk_op_set_deadline(pdk_op *op, pdk_ns deadline); /* on the real monotonic clock */
+/* As pdk_op_free, but does not wait for a callback that is under way: for who hands callbacks on to another thread, which may be the
+ * very one that lets go, and keeps what they use itself. */
+void pdk_op_let_go(pdk_op *op);
 pdk_op *pdk_op_retain(pdk_op *op);
 void pdk_op_release(pdk_op *op);
 /* Something else to be done for it, in its own time; the caller keeps the operation until then. -1: it cannot be. */

@@ -173,13 +173,14 @@ static void wait_for_callback(pdk_op *op)
         pdk_cond_wait(&op->changed, &op->ops->lock);
 }
 
-PDK_API void pdk_op_free(pdk_op *op)
+static void let_go(pdk_op *op, bool waits)
 {
     if (op == NULL || pdk_ops_foreign(op->ops, NULL) < 0)
         return;
     PDK_AUTO_UNREF pdk_op *held = op; /* the handle's */
     bool ends = pdk_op_ask(held, true);
-    wait_for_callback(held);
+    if (waits)
+        wait_for_callback(held);
     if (ends)
         return;
     bool undo;
@@ -195,6 +196,16 @@ PDK_API void pdk_op_free(pdk_op *op)
     }
     if (undo)
         pdk_op_undo_job(&op->job);
+}
+
+PDK_API void pdk_op_free(pdk_op *op)
+{
+    let_go(op, true);
+}
+
+void pdk_op_let_go(pdk_op *op)
+{
+    let_go(op, false);
 }
 
 /* One look, under the lock of nobody: what who waits for it does next. */

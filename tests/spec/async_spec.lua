@@ -135,6 +135,17 @@ for _, threads in ipairs { true, false } do
       assert.equal("again\n", polled)
     end)
 
+    it("may be closed by its own functions while it is waited for: the wait says so, and what it had is given back", function()
+      local op = rt:acquire_async(ALICE, function(o) o:close() end)
+      assert.equal("closed", support.caught(op.wait, op).kind)
+      local box = rt:acquire(ALICE)
+      world.commands["some"] = function() return { stdout = "output" } end
+      op = box:exec_async("some", { on_output = function() op:close() end })
+      assert.equal("closed", support.caught(op.wait, op).kind)
+      assert.equal("paddock operation (none, closed)", tostring(op))
+      box:release()
+    end)
+
     it("tells dispatch what its callback has raised, after the others have run", function()
       local ran = 0
       rt:acquire_async(ALICE, function() error("the host's own fault", 0) end)
