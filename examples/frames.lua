@@ -6,11 +6,10 @@
 --- it is over; scheduler:step(), once a frame, goes on with those whose calls have ended, and waits for nothing.
 local paddock = require "paddock"
 
-local options = require("paddock.config").load_file(arg[1] or "examples/config/slow.lua")
 local seconds, agents = tonumber(arg[2]) or 5, math.tointeger(tonumber(arg[3])) or 500
 local FRAME = 1 / 60
 
-local rt = paddock.open(options)
+local rt = paddock.open(arg[1] or "examples/config/slow.lua")
 local scheduler = paddock.scheduler()
 local turns, limits, bytes = 0, 0, 0
 

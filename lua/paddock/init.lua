@@ -133,9 +133,10 @@ end
 ---@field shutdown_async fun(self: paddock.Runtime, opts: paddock.Limit?, callback: paddock.Callback?): paddock.Op
 
 --- Opens a runtime. Every option has a default; an unknown or impossible one raises `invalid_argument`, naming it.
----@param options table?
+---@param options (table|string)?   or the name of a file that returns them
 ---@return paddock.Runtime
 function M.open(options)
+  if type(options) == "string" then options = config.load_file(options) end
   local plain, tables = config.split(options)
   return core.open(plain, tables.backend, tables.ownership, tables.journal, tables.log)
 end
