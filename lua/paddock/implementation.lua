@@ -274,14 +274,16 @@ end
 --- nil = not over yet; else true and the results. Raises its error.
 function Op:poll()
   if not step(self) then return nil end
-  if self.error ~= nil then error(self.error, 0) end
+  if not self.results then error(self.error, 0) end
   return true, table.unpack(self.results, 1, self.results.n)
 end
 
 ---@param seconds number?   nil = as long as it takes
 function Op:wait(seconds)
   local until_ = seconds and core.now() + seconds
-  while not step(self) and not (until_ and core.now() >= until_) do end
+  while not step(self) and not (until_ and core.now() >= until_) do
+    core.wait({}, core.now() + 0.001) -- what it waits for is its own function's affair: nothing here could tell when it is there
+  end
   if not self.over then return nil end
   return self:poll()
 end

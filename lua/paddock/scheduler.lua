@@ -175,8 +175,39 @@ function Task:wait(seconds)
   for i = #failed, 1, -1 do
     if failed[i] == self then table.remove(failed, i) end
   end
-  if self.error ~= nil then error(self.error, 0) end
+  if not self.results then error(self.error, 0) end
   return table.unpack(self.results, 1, self.results.n)
+end
+
+-- ---- who sleeps: a heap, the next one to wake first; of two with the same time, who came first ---------------------
+
+local function before(a, b)
+  return a.time < b.time or a.time == b.time and a.order < b.order
+end
+
+local function add_sleeper(scheduler, task)
+  local heap, sleeper = scheduler._sleepers, { time = task.wakes_at, task = task, order = scheduler._slept }
+  scheduler._slept = sleeper.order + 1
+  local at = #heap + 1
+  while at > 1 and before(sleeper, heap[at // 2]) do
+    heap[at] = heap[at // 2]
+    at = at // 2
+  end
+  heap[at] = sleeper
+end
+
+local function take_sleeper(heap)
+  local first, last, at = heap[1], table.remove(heap), 1
+  local count = #heap
+  while 2 * at <= count do
+    local down = 2 * at
+    if down < count and before(heap[down + 1], heap[down]) then down = down + 1 end
+    if not before(heap[down], last) then break end
+    heap[at] = heap[down]
+    at = down
+  end
+  if count > 0 then heap[at] = last end
+  return first
 end
 
 -- ---- schedulers ---------------------------------------------------------------------------------------------------
@@ -208,9 +239,7 @@ function Scheduler:sleep(seconds)
     errors.raise("unsupported", "sleep is for tasks of a scheduler, called in the task's own coroutine")
   end
   task.wakes_at = core.now() + seconds
-  local sleepers, at = task.scheduler._sleepers, 1 -- kept in order: few sleep at once
-  while sleepers[at] and sleepers[at].time <= task.wakes_at do at = at + 1 end
-  table.insert(sleepers, at, { time = task.wakes_at, task = task })
+  add_sleeper(task.scheduler, task)
   if coroutine.yield(task.scheduler) then raise_cancelled() end
 end
 
@@ -246,7 +275,7 @@ end
 local function wake_sleepers(scheduler)
   local sleepers, now = scheduler._sleepers, core.now()
   while sleepers[1] and sleepers[1].time <= now do
-    local sleeper = table.remove(sleepers, 1)
+    local sleeper = take_sleeper(sleepers)
     if sleeper.task.wakes_at == sleeper.time then make_ready(sleeper.task) end -- else it was cancelled meanwhile
   end
 end
@@ -339,7 +368,7 @@ local M = {}
 --- A scheduler. Tasks are its own; it is used on one thread.
 ---@return paddock.Scheduler
 function M.new()
-  return setmetatable({ _ready = {}, _sleepers = {}, _runtimes = {}, _live = {}, _count = 0, _failed = {} }, Scheduler)
+  return setmetatable({ _ready = {}, _sleepers = {}, _slept = 0, _runtimes = {}, _live = {}, _count = 0, _failed = {} }, Scheduler)
 end
 
 return M

@@ -144,6 +144,9 @@ describe("an implementation", function()
     local done, box = op:poll()
     assert.same({ true, "id-t1", "acquire", impl }, { done, box.id, op:kind(), op:runtime() })
     assert.equal("capacity_exhausted", support.caught(full.wait, full).kind)
+    f.deny_pending = function() error(nil) end
+    assert.same({ false }, { pcall(function() impl:deny_pending_async("id-t1"):wait() end) })
+    f.deny_pending = nil
     assert.equal("io_error", support.caught(function() impl:sync_skills_async({ sandbox_id = "id-t1" }):wait() end).kind)
     assert.equal("r1", select(2, impl:network_events_async("id-t1"):wait())[1].request_id)
     assert.same({ true, false }, { impl:deny_pending_async("id-t1"):wait() })

@@ -57,6 +57,14 @@ for _, threads in ipairs { true, false } do
       assert.is_true(scheduler:run())
     end)
 
+    it("that raises nil, as Lua allows, has failed all the same", function()
+      local task = scheduler:spawn(function() error(nil) end)
+      local other = scheduler:spawn(function() return select("#", pcall(task.wait, task)), pcall(task.wait, task) end)
+      assert.same({ 2, false }, { other:wait() })
+      assert.same({ false }, { pcall(task.wait, task) })
+      assert.equal("failed", task.state)
+    end)
+
     it("that dies of an error has released its box before its error is told", function()
       local id
       local task = scheduler:spawn(function()
@@ -93,6 +101,23 @@ for _, threads in ipairs { true, false } do
       end
       assert.is_true(scheduler:run())
       assert.same({ 0.02, 0.04, 0.06 }, woken)
+      woken = {}
+      local tasks, due, last = {}, {}, 0 -- many, in any order: each in its time
+      for i = 1, 200 do
+        tasks[i] = scheduler:spawn(function()
+          scheduler:sleep(0.05 + 0.001 * (i * 37 % 50))
+          woken[#woken + 1] = due[i]
+        end)
+      end
+      scheduler:step()
+      for i, task in ipairs(tasks) do
+        due[i] = task.wakes_at
+        last = math.max(last, due[i])
+      end
+      while paddock.now() < last do end
+      assert.equal(0, scheduler:step())
+      assert.equal(200, #woken)
+      for i = 2, #woken do assert.truthy(woken[i - 1] <= woken[i]) end
       assert.truthy(paddock.now() - start >= 0.06)
       assert.equal("unsupported", support.caught(scheduler.sleep, scheduler, 1).kind)
       assert.equal("invalid_argument", support.caught(scheduler.sleep, scheduler, -1).kind)
