@@ -156,25 +156,17 @@ function Places:remove(instance)
   gone(done, err, "remove the folder", self:_of(instance))
 end
 
---- Whether a creation is still at work on it.
+--- Whether a creation is at work on it; nil while it has no record yet, when nobody can tell.
 local function being_made(path)
+  local text = io.fs.read(path, 65536)
+  if not text or text == "" then return nil end
   local fd <close> = proc.open(path, "wn")
-  if not fd then return false end
+  if not fd then return nil end
   return not fd:lock("w", CREATING)
 end
 
---- Removes the places that no container names: what a crash between the folder and the container left. `known` must have been
---- read from the engine after `names`, which this is told.
----@param names string[]               of `instances`
----@param known table<string, boolean>
-function Places:sweep(names, known)
-  for _, instance in ipairs(names) do
-    if not known[instance] and not being_made(self:_of(instance, "record.json")) then self:remove(instance) end
-  end
-end
-
---- The instances that have a place here.
----@return string[]
+--- The instances that have a place here and are not being made: by name, "made", or "bare" without a record.
+---@return table<string, "made"|"bare">
 function Places:instances()
   local names, err = io.fs.list(self.path)
   if not names then
@@ -183,9 +175,21 @@ function Places:instances()
   end
   local out = {}
   for _, name in ipairs(names) do
-    if name:find(PLACE) then out[#out + 1] = name end
+    local at_work = name:find(PLACE) and being_made(self:_of(name, "record.json"))
+    if name:find(PLACE) and not at_work then out[name] = at_work == nil and "bare" or "made" end
   end
   return out
+end
+
+--- Removes the places that no container names: what a crash between the folder and the container left. `known` must have been
+--- read from the engine after `before`, what `instances` said. Whether one is being made is asked there and not here: a creation
+--- that ended in between has a container that `known` lacks. For the same reason one that has its record only since is left alone.
+---@param before table<string, "made"|"bare">
+---@param known table<string, boolean>
+function Places:sweep(before, known)
+  for instance, state in pairs(before) do
+    if not known[instance] and (state == "made" or being_made(self:_of(instance, "record.json")) == nil) then self:remove(instance) end
+  end
 end
 
 return M
