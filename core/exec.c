@@ -315,8 +315,9 @@ static bool take_text(pdk_view v, char **to, size_t *len)
     return *to != NULL;
 }
 
-/* Reads what the client answered. An answer that is not understood is an unknown outcome: the command was sent. */
-static void take_result(run *r, pdk_view v)
+/* Reads what the client answered. An answer that is not understood is an unknown outcome: the command was sent; `why` says what is
+ * wrong with it, for whoever writes an engine. */
+static void take_result(run *r, pdk_view v, pdk_error *why)
 {
     pdk_result *out = r->out;
     int64_t n;
@@ -325,14 +326,18 @@ static void take_result(run *r, pdk_view v)
     while (outcome < PDK_UNKNOWN && (name == NULL || strcmp(name, pdk_outcome_name((pdk_outcome)outcome)) != 0))
         outcome++;
     out->outcome = (pdk_outcome)outcome;
+    if (out->outcome == PDK_UNKNOWN && (name == NULL || strcmp(name, pdk_outcome_name(PDK_UNKNOWN)) != 0))
+        pdk_fail(why, PDK_E_OUTCOME_UNKNOWN, 0, "the engine's exec answered the outcome %.40s", name != NULL ? name : "nil");
     out->exit_code = pdk_view_int(pdk_view_get(v, "exit_code"), &n) ? (int)n : -1;
     out->signal = pdk_view_int(pdk_view_get(v, "signal"), &n) ? (int)n : 0;
     if (out->outcome == PDK_SIGNALLED && out->exit_code < 0 && out->signal > 0)
         out->exit_code = 128 + out->signal;
     if (out->outcome == PDK_HARD_TIMEOUT && out->exit_code < 0)
         out->exit_code = 124;
-    if (out->outcome == PDK_COMPLETED && out->exit_code < 0)
+    if (out->outcome == PDK_COMPLETED && out->exit_code < 0) {
         out->outcome = PDK_UNKNOWN;
+        pdk_fail(why, PDK_E_OUTCOME_UNKNOWN, 0, "the engine's exec answered `completed` without an exit_code");
+    }
     if (out->outcome == PDK_OOM) { /* "sandbox": all of it, not only the command */
         const char *reason = pdk_info_str(v, "reason");
         snprintf(out->reason, sizeof out->reason, "%s", reason != NULL ? reason : "");
@@ -428,13 +433,14 @@ static int send_command(run *r)
     if (rc < 0)
         unknown(r->out, "response");
     else
-        take_result(r, pdk_view_of(&answer));
+        take_result(r, pdk_view_of(&answer), &err);
     if (r->out->duration <= 0)
         r->out->duration = pdk_to_seconds(pdk_now_monotonic() - before);
     if (r->out->outcome == PDK_UNKNOWN) {
         doubt_health(r);
         fence_session(r);
-        pdk_emit(r->box->rt, PDK_WARN, "outcome_unknown", r->box->id, r->box->generation, r->out->reason, rc < 0 ? &err : NULL);
+        pdk_emit(r->box->rt, PDK_WARN, "outcome_unknown", r->box->id, r->box->generation, r->out->reason,
+                 err.kind != PDK_OK ? &err : NULL);
     } else if (r->out->outcome == PDK_OOM && r->out->reason[0] != '\0') {
         doubt_health(r);
         pdk_emit(r->box->rt, PDK_WARN, "sandbox_oom", r->box->id, r->box->generation, "its guest fell to the memory limit", NULL);

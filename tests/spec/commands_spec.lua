@@ -67,6 +67,19 @@ describe("a command", function()
     assert.equal(0, world:count "client.exec")
   end)
 
+  it("that an engine answers in a wrong way says what is wrong, for whoever writes it", function()
+    local said = {}
+    rt:on("outcome_unknown", function(record) said[#said + 1] = record.message end)
+    for _, answer in ipairs { { what = 1 }, { outcome = "done" }, { outcome = "completed" } } do
+      world.on["client.exec"] = function() return answer end
+      assert.equal("unknown", box:exec("true").outcome)
+      rt:dispatch()
+    end
+    assert.matches("answered the outcome nil$", said[1])
+    assert.matches("answered the outcome done$", said[2])
+    assert.matches("`completed` without an exit_code$", said[3])
+  end)
+
   for name, arrange in pairs {
     ["whose answer is lost [J1]"] = function() world.on["client.exec"] = function(next, ...) next(...) lost_answer() end end,
     ["that went silent [J2]"] = function()
