@@ -398,12 +398,19 @@ describe("a runtime with threads over a host's table", function()
       end
       raised("timeout", rt.acquire, rt, { thread = "t1", timeout = 0.6 })
       assert.equal(1, slow)
-      for _ = 1, 500 do               -- what had begun is brought to its end behind it
-        if #rt:list() == 0 then break end
-        rt:dispatch()
-        os.execute("sleep 0.01")
+      if mode.threads then            -- others bring what had begun to its end: it is there for the next one [F11, F14]
+        local state, holders
+        for _ = 1, 1000 do
+          rt:dispatch()
+          local one = rt:list()[1]
+          state, holders = one and one.state, one and #one.holders
+          if state == "warm" then break end
+          os.execute("sleep 0.01")
+        end
+        assert.same({ "warm", 0 }, { state, holders })
+      else                            -- nobody else can: it is taken back
+        assert.same({}, rt:list())
       end
-      assert.same({}, rt:list())
       rt:shutdown()
     end
   end)
