@@ -303,6 +303,23 @@ describe("the README", function()
     support.cleanup()
   end)
 
+  it("says how to use what was installed elsewhere", function()
+    if out() ~= "build" then pending("the mode dev is what is installed") end
+    needs_sandbox()
+    local dir = support.tmpdir()
+    local prefix = dir .. "/opt"
+    local sourced = text:match("`%. /opt/paddock(/[^`]+)` in each shell")
+    local told = succeed("env -u MAKEFLAGS -u MAKELEVEL make -s -o build install PREFIX=" .. prefix .. " 2>&1")
+    assert.truthy(told:find(". " .. prefix .. sourced, 1, true), told) -- `make install` says it as well
+    support.write_file(dir .. "/host.c", text:match("```c\n(.-)```"))
+    support.write_file(dir .. "/host.lua", text:match("```lua\n(local paddock = .-)```"))
+    support.write_file(dir .. "/run", (". %s%s; cd %s; %s && ./host && lua5.4 host.lua && paddock exec -- echo from $(which paddock)\n")
+      :format(prefix, sourced, dir, text:match("\n    (cc host%.c [^\n]-) && %./host")))
+    told = succeed(("env -i PATH=/usr/bin:/bin USER=ann XDG_STATE_HOME=%s sh %s/run < /dev/null 2>&1"):format(dir, dir))
+    assert.equal("completed: hi\ncompleted\t0\tHELLO\n\nfrom " .. prefix .. "/bin/paddock\n", told)
+    support.cleanup()
+  end)
+
   it("shows a configuration file that is accepted", function()
     local config = require "paddock.config"
     local options = config.load_text(text:match("```lua\n(%-%- my%-config%.lua.-)```"), "my-config.lua")
