@@ -198,6 +198,16 @@ static int n_ended_by(lua_State *L)
     return 1;
 }
 
+/* stop([number]): what the main thread waits for ends, as after a Ctrl-C; with a number the program ends by that signal. stack: +0, raises */
+static int n_stop(lua_State *L)
+{
+    int none = 0, number = (int)luaL_optinteger(L, 1, 0);
+    atomic_compare_exchange_strong(&sig.ended_by, &none, number);
+    atomic_store(&sig.cancelled, true);
+    wake_main();
+    return 0;
+}
+
 /* calm(): an interrupt has had its effect; cleaning up after a signal may wait for I/O.   stack: +0, never */
 static int n_calm(lua_State *L)
 {
@@ -469,7 +479,7 @@ static int n_facts(lua_State *L)
 int luaopen_paddock_cli_native(lua_State *L)
 {
     static const luaL_Reg functions[] = {
-        { "watch", n_watch },         { "repl", n_repl },     { "ended_by", n_ended_by }, { "calm", n_calm },
+        { "watch", n_watch },         { "repl", n_repl },     { "ended_by", n_ended_by }, { "calm", n_calm }, { "stop", n_stop },
         { "on_hangup", n_on_hangup }, { "isatty", n_isatty }, { "write", n_write },       { "read_all", n_read_all },
         { "user", n_user },           { "hangup", n_hangup }, { "statfs", n_statfs },     { "clocks", n_clocks },
         { "facts", n_facts },         { "stat", n_stat },     { "access", n_access },     { "spawn", n_spawn },

@@ -257,6 +257,19 @@ describe("the program", function()
     assert.equal("paddock: the command ran into its time limit of 0.3 s\n", err)
   end)
 
+  it_runs("exec ends a command whose output can go nowhere any more, and leaves nothing behind", function()
+    local line = "{ XDG_STATE_HOME=%s paddock exec --timeout 20 %s < /dev/null; echo $? > %s/status; } %s"
+    for _, row in ipairs {
+      { "yes", "| head -n 1", "y\n", 141 }, { "'yes no >&2'", "2>&1 > /dev/null | head -n 1", "no\n", 141 }, -- as SIGPIPE
+      { "yes", "> /dev/full", "paddock: cannot write to the standard output: No space left on device\n", 70 },
+    } do
+      local text = support.sh(line:format(folder, row[1], folder, row[2]))
+      local file <close> = assert(io.open(folder .. "/status"))
+      assert.same({ row[3], row[4] }, { text, file:read("n") }, row[1] .. row[2])
+    end
+    assert.same({}, ids())
+  end)
+
   it_runs("exec hands its standard input to the command, byte for byte", function()
     local bytes = ("\0\1\255line\n"):rep(20000)
     local code, out = cli.program({ stdin = bytes, env = "XDG_STATE_HOME=" .. folder }, "exec", "wc -c; true")

@@ -144,11 +144,17 @@ local function show(ctx, options, box, result, thread)
   end
 end
 
---- Where the command's output goes while it runs; nil = nowhere, it is shown at the end.
-local function output_to(ctx, options)
+local SIGPIPE = 13
+
+--- Where the command's output goes while it runs; nil = nowhere, it is shown at the end. When it can go there no longer, the
+--- command is ended, as a pipe whose reader has gone ends one: `paddock exec ... | head`.
+local function output_to(ctx, options, failed)
   if options.json then return nil end
   return function(stream, bytes)
-    if stream == "stdout" then ctx.out(bytes) else ctx.err(bytes) end
+    local written, read = pcall(stream == "stdout" and ctx.out or ctx.err, bytes)
+    if written and read then return end
+    if not written then failed[1] = failed[1] or read end
+    native.stop(written and SIGPIPE or nil)
   end
 end
 
@@ -163,8 +169,10 @@ function M.run(ctx, options, words)
   local id = rt:explain({ user = options.user, thread = thread }).id -- a failing policy: acquire says it better
   local _turn <close> = type(id) == "string" and world.sole_user(config, id, args.quoted(options.user .. "/" .. thread)) or nil
   local box = acquire(ctx, rt, options, thread)
+  local failed = {}
   local ok, result = pcall(box.exec, box, M.command_line(words),
-    { timeout = options.timeout, env = env, cwd = options.cwd, stdin = stdin, on_output = output_to(ctx, options) })
+    { timeout = options.timeout, env = env, cwd = options.cwd, stdin = stdin, on_output = output_to(ctx, options, failed) })
+  if failed[1] then ok, result = false, failed[1] end
   local shown, why = true, nil
   if ok then shown, why = pcall(show, ctx, options, box, result, thread) end
   local left = give_back(ctx, rt, box, options)

@@ -38,12 +38,15 @@ local function write(fd, text)
   if not ok and fd == 1 and why ~= "Broken pipe" then
     status.fail(status.INTERNAL, "cannot write to the standard output: " .. why)
   end
+  return ok or why ~= "Broken pipe"
 end
 
 ---@class paddock.cli.Context
 local ctx = {
-  out = function(text) write(1, text) end,
-  err = function(text) write(2, text) end,
+  --- false = nobody reads it any more; raises when it cannot be written for another reason.
+  out = function(text) return write(1, text) end,
+  --- As out, but never raises.
+  err = function(text) return write(2, text) end,
   --- One line on stderr, as every message of paddock looks.
   warn = function(text) write(2, "paddock: " .. status.line({ message = text }) .. "\n") end,
 }
