@@ -565,6 +565,7 @@ def keeper(folder, owner, ready):
         signal.set_wakeup_fd(-1)
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         os.close(lock)  # only the keeper's own life holds it
+        os.chdir(folder)  # conmon leaves an empty file "oom" where it stands when a container's memory ran out
         try:
             Init(folder).run(ready)
         finally:
@@ -684,7 +685,7 @@ def tell(folder, words):
 
 
 def main(args):
-    folder = os.environ.get("PDK_ENGINES")
+    folder = os.environ.get("PDK_ENGINES") and os.path.abspath(os.environ["PDK_ENGINES"])
     if len(args) > 1 and args[0] == "run":
         run(folder, args[1:])
     if not folder:
