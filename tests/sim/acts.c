@@ -179,7 +179,8 @@ void act_says(const char *event)
     a->failed |= strcmp(event, "acquire_failed") == 0 || strcmp(event, "drained_work_failed") == 0;
     if (strcmp(event, "acquire_failed") == 0 && a->cancelled)
         violation("%s was cancelled, and fails as if it had not been", a->name);
-    if (strcmp(event, "acquire_cancelled") == 0 && a->owes && !a->handed && !a->failed)
+    if (strcmp(event, "acquire_cancelled") == 0 && a->owes && !a->handed && !a->failed &&
+        !a->in->closing) /* the end of its runtime ends it, too */
         violation("%s has stopped what it was to replace, and made nothing, since it was cancelled", a->name);
 }
 
