@@ -9,6 +9,7 @@ package.preload["paddock.io"] = package.preload["paddock.io"] or open
 local engine = require "paddock.docker.engine"
 local images = require "paddock.docker.images"
 local labels = require "paddock.docker.labels"
+local planes = require "paddock.docker.planes"
 local streams = require "paddock.docker.stream"
 local view = require "paddock.docker.view"
 
@@ -45,6 +46,11 @@ describe("an engine's answer", function()
     assert.equal("a b", engine.words { status = 500, body = "a\nb\n" })
     assert.equal("m", engine.words { status = 500, body = '{"message":"m"}' })
     assert.is_true(#engine.words { status = 500, body = ("x"):rep(5000) } < 400)
+    -- Looked at once: as many spaces as a sandbox likes to print must not cost their square.
+    local spaces = "x" .. (" "):rep(1 << 22) .. "x"
+    assert.equal("x x", engine.words { status = 500, body = spaces })
+    assert.equal("x x", planes.plain_text(spaces))
+    assert.equal("x x", planes.plain_text(string.pack(">B xxx s4", 2, spaces)))
   end)
 end)
 
@@ -140,6 +146,14 @@ describe("progress of a pull", function()
     for piece in ('{"status":"a"}\r\n{"status":"b"}\nnot json\n{"error":"c"}'):gmatch("..?.?") do take(piece) end
     finish()
     assert.same({ "a", "b", "c" }, seen)
+    -- A long line is read in one pass too, and one that is too long passed over.
+    for _, size in ipairs { 1000000, 4000000 } do
+      local line = ('{"status":"%s"}\n{"status":"z"}\n'):format(("y"):rep(size))
+      for at = 1, #line, 1000 do take(line:sub(at, at + 999)) end
+    end
+    assert.equal(6, #seen)
+    assert.equal(1000000, #seen[4])
+    assert.same({ "z", "z" }, { seen[5], seen[6] })
   end)
 
   it("names repository, tag and registry", function()
@@ -156,7 +170,10 @@ describe("an engine's address", function()
     assert.equal("/run/x.sock", engine.parse("unix:///run/x.sock").unix)
     assert.equal("http://h:2375", engine.parse("tcp://h").url)
     assert.is_true(engine.parse("tcp://h:2376").tls)
-    for _, address in ipairs { "ssh://h", "npipe://x", "h:2375", "" } do assert.is_nil(engine.parse(address)) end
+    for _, address in ipairs { "ssh://h", "npipe://x", "h:2375", "", "tcp://h:0", "tcp://h:65536", "tcp://h:999999",
+      "unix:///" .. ("a"):rep(200) } do
+      assert.is_nil(engine.parse(address), address)
+    end
     local err = support.caught(engine.find, { host = "ssh://h" })
     assert.equal("invalid_argument", err.kind)
     assert.matches("backend_options.host", err.message, 1, true)
@@ -192,6 +209,30 @@ describe("the docker backend's options", function()
       local err = refused { [key] = value }
       assert.equal("invalid_argument", err.kind)
       assert.matches("backend_options", err.message, 1, true)
+    end
+  end)
+
+  it("that the engine or a URL would take apart are what they seem to be", function()
+    local bad = {
+      publish_address = { "...", "dead", "256.1.1.1", "1.2.3", ":1", "1::2::3", "1:2:3:4:5:6:7", "12345::", "::1%lo" },
+      reach_host = { "http://h", "h:1", "a/b", "a@b", "h x", "[::1", "..", "\xff" }, runtime = { "a b", "../x", "-x" },
+      user = { "..", ":", "0:", "1:2:3", "a b", "/x", "$HOME" }, aio_key = { "a b", "a\nb", "\xff", "" }, command = { {} },
+    }
+    for key, values in pairs(bad) do
+      for _, value in ipairs(values) do
+        local err = refused { plane = "aio", [key] = value }
+        assert.equal("invalid_argument", err.kind)
+        assert.matches("backend_options." .. key, err.message, 1, true)
+      end
+    end
+    for key, values in pairs {
+      publish_address = { "0.0.0.0", "::", "::1", "1:2:3:4:5:6:7:8", "fe80::1" }, reach_host = { "h", "a.b-c", "10.0.0.1", "::1", "[::1]" },
+      runtime = { "runc", "io.containerd.runsc.v1", "nvidia" }, user = { "0", "1000:1000", "www-data", "gem:users" },
+    } do
+      for _, value in ipairs(values) do
+        local options = { backend = "docker", backend_options = { plane = "aio", [key] = value } }
+        assert.equal(value, config.normalize(options).backend_options[key])
+      end
     end
   end)
 

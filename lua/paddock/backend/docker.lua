@@ -80,7 +80,7 @@ end
 
 local function generation_of(info, what)
   local generation = type(info) == "table" and info.generation
-  if type(generation) ~= "string" or not generation:find("^%x+$") or #generation ~= 64 or type(info.sandbox_id) ~= "string" then
+  if not view.is_id(generation) or type(info.sandbox_id) ~= "string" then
     errors.raise("invalid_argument", what .. ": info must carry sandbox_id and generation")
   end
   return generation
@@ -101,6 +101,9 @@ function Backend:look(key, limit)
   end
   local state = view.inspected(response.data, self.options.aio_port)
   if not state then errors.raise("backend_error", what .. ": the engine's answer cannot be read", { reason = "protocol" }) end
+  if state.id ~= key and (view.is_id(key) or state.name ~= key) then
+    errors.raise("backend_error", what .. ": the engine answers about another one", { reason = "protocol" })
+  end
   if state.running and self:whose(state) == "ours" then
     self.events:saw_running(state.id, state.labels[self.options.label_prefix .. "sandbox_id"])
   end
@@ -148,14 +151,17 @@ function Backend:_check_spec(spec)
     errors.raise("invalid_argument", "sandbox_id must be 1 to 63 characters of a-z, 0-9 and -")
   end
   local image = spec.image or self.runtime.image
-  if type(image) ~= "string" or image == "" or image:find("[%c%s]") then
+  if type(image) ~= "string" or image == "" or #image > 1024 or image:find("[%c%s]") then
     errors.raise("invalid_argument", "the docker backend needs an image: set the option `image`, or let policies/requirements.lua "
       .. "answer one", { reason = "image" })
   end
   local network = spec.network or "none"
-  if network ~= "none" and network ~= "open" and not network:find("^[%w][%w_.-]*$") then
+  if type(network) ~= "string" or not network:find("^[%w][%w_.-]*$") or #network > 255 then
     errors.raise("invalid_argument", ("network %q: it is \"none\", \"open\", or the name of a network of the engine")
-      :format(tostring(network)))
+      :format(tostring(network):sub(1, 60)))
+  elseif network:lower() == "host" then
+    errors.raise("invalid_argument", 'network "host": that is the machine\'s own network, and no sandbox; it is "none", "open", or the '
+      .. "name of a network of the engine")
   end
   for name in pairs(spec.labels or {}) do
     if type(name) ~= "string" or name:sub(1, #self.options.label_prefix) == self.options.label_prefix then
@@ -197,7 +203,7 @@ function Backend:_create_container(name, body, instance)
   local what = "create the container " .. name
   if response and response.status < 400 then
     local id = type(response.data) == "table" and response.data.Id
-    if type(id) == "string" and id:find("^%x+$") then return id end
+    if view.is_id(id) then return id end
     id = io.shield(FIND_WAIT + 1, self._find_lost, self, instance) -- it acted, whatever it says
     if id then return id end
     errors.raise("backend_error", what .. ": the engine's answer cannot be read", { reason = "protocol" })

@@ -234,7 +234,9 @@ function Client:_prepare(argv, env, stdin, what)
     engines.refuse(what, fault)
   end
   local id = type(response.data) == "table" and response.data.Id
-  if type(id) ~= "string" then errors.raise("backend_error", what .. ": the engine's answer cannot be read", { reason = "protocol" }) end
+  if type(id) ~= "string" or not id:find("^%x+$") then
+    errors.raise("backend_error", what .. ": the engine's answer cannot be read", { reason = "protocol" })
+  end
   return id
 end
 
@@ -350,7 +352,7 @@ function Client:_not_run(run, what)
   if run.refused then engines.refuse(what, run.refused) end
   if run.words[1] then return end
   if run.code == nil then return end
-  local text = (run.out.text() .. " " .. run.err.text()):gsub("[%c\x80-\xff]+", " "):gsub("^%s+", ""):gsub("%s+$", ""):sub(1, 300)
+  local text = streams.one_line(run.out.text() .. " " .. run.err.text()):sub(1, 300)
   if text:find("temporarily unavailable", 1, true) or text:find("read init-p", 1, true) or text:find("fork", 1, true) then
     errors.raise("backend_error", ("%s: no further process can start in sandbox %s: its process limit is reached (%s)"):format(what,
       self.sandbox_id, text), { reason = "process_limit" })

@@ -5,6 +5,7 @@
 --- alone: the rest of the backend sees `absent`, `name_taken`, `state`, `port_taken`, `no_image`, `busy`.
 local errors = require "paddock.errors"
 local io = require "paddock.io"
+local streams = require "paddock.docker.stream"
 
 local M = {}
 
@@ -13,6 +14,7 @@ local LEAST_VERSION = { 1, 40 }
 local PING_LIMIT = 5                 -- seconds
 local CALL_LIMIT = 30                -- seconds for a call that names none
 local MAX_TEXT = 300                 -- bytes of an engine's message in ours
+local MOST_SOCKET = 107              -- bytes of a unix socket's path
 
 ---@class paddock.Engine
 ---@field address string       for people: unix:///path or tcp://host:port
@@ -33,12 +35,16 @@ Engine.__index = Engine
 ---@return string? why
 function M.parse(address)
   local path = address:match("^unix://(/.+)$")
-  if path then return { address = address, unix = path, url = "http://engine" } end
+  if path then
+    if #path > MOST_SOCKET then return nil, ("names a socket whose path is longer than %d bytes"):format(MOST_SOCKET) end
+    return { address = address, unix = path, url = "http://engine" }
+  end
   local scheme, host, port = address:match("^(%a+)://(%[?[%w%.:%-]+%]?):(%d+)/?$")
   if not scheme then scheme, host = address:match("^(%a+)://(%[?[%w%.:%-]+%]?)/?$") end
   if scheme == "tcp" or scheme == "http" or scheme == "https" then
     local tls = scheme == "https" or (scheme == "tcp" and port == "2376")
     port = port or (tls and "2376" or "2375")
+    if #port > 5 or tonumber(port) < 1 or tonumber(port) > 65535 then return nil, "has no usable port (1 to 65535)" end
     return { address = address, url = ("http://%s:%s"):format(host, port), host = host, tls = tls or nil }
   end
   if address:find("^ssh://") then return nil, "ssh is not spoken; forward the engine's socket (ssh -L) and name that" end
@@ -154,7 +160,7 @@ function M.words(response)
     data = fine and value or nil
   end
   if type(data) == "table" and type(data.message) == "string" then text = data.message end
-  text = text:gsub("%c+", " "):gsub("%s+$", "")
+  text = streams.one_line(text)
   return #text > MAX_TEXT and text:sub(1, MAX_TEXT) .. "..." or text
 end
 

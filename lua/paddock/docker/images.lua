@@ -2,10 +2,12 @@
 local engine_words = require "paddock.docker.engine"
 local errors = require "paddock.errors"
 local io = require "paddock.io"
+local streams = require "paddock.docker.stream"
 
 local M = {}
 
 local KNOWN_FOR = 60                 -- seconds for which an image's facts are trusted: they hardly change, and create says when gone
+local MOST_LINE = 1 << 20            -- bytes of one value in a stream
 local REPORT_EVERY = 5               -- seconds between two lines about a pull
 
 ---@class paddock.Images
@@ -58,21 +60,29 @@ function Images:look(reference)
   return facts
 end
 
---- One after the other, the JSON values of a stream that is cut anywhere.
+--- One after the other, the JSON values of a stream that is cut anywhere. A line of more than MOST_LINE bytes is passed over.
 local function lines(each)
-  local rest = ""
-  return function(piece)
-    rest = rest .. piece
-    for line in rest:gmatch("([^\r\n]*)\r?\n") do
-      local fine, value = pcall(io.json.decode, line)
-      if line ~= "" and fine and type(value) == "table" then each(value) end
-    end
-    rest = rest:match("[^\n]*$")
-    if #rest > 1 << 20 then rest = "" end
-  end, function()
-    local fine, value = pcall(io.json.decode, rest)
-    if rest ~= "" and fine and type(value) == "table" then each(value) end
+  local parts, size = {}, 0            -- of the line that has not ended
+  local function keep(bytes)
+    size = size + #bytes
+    if size <= MOST_LINE then parts[#parts + 1] = bytes else parts = {} end
   end
+  local function finish()
+    local line = size <= MOST_LINE and table.concat(parts) or ""
+    parts, size = {}, 0
+    local fine, value = pcall(io.json.decode, line)
+    if line ~= "" and fine and type(value) == "table" then each(value) end
+  end
+  return function(piece)
+    local at = 1
+    while true do
+      local stop = piece:find("\n", at, true)
+      keep(piece:sub(at, (stop or 0) - 1))
+      if not stop then return end
+      finish()
+      at = stop + 1
+    end
+  end, finish
 end
 M.lines = lines
 
@@ -130,7 +140,7 @@ function Images:pull(reference)
     engine_words.refuse(what, engine_words.fault { status = response.status, body = table.concat(said), headers = {} },
       "name an image that its registry has, and give backend_options.registry_auth where it wants a login")
   elseif seen.error then
-    errors.raise("backend_error", ("%s: the engine says: %s"):format(what, seen.error:gsub("%c+", " ")), { reason = "pull" })
+    errors.raise("backend_error", ("%s: the engine says: %s"):format(what, streams.one_line(seen.error):sub(1, 1000)), { reason = "pull" })
   end
   self.known[reference] = nil
   if not self:look(reference) then

@@ -64,6 +64,28 @@ local function list(name, value)
   return out
 end
 
+local function command(name, value)
+  local out = list(name, value)
+  if #out == 0 then refuse(name, "must not be an empty list: leave it out for the default") end
+  return out
+end
+
+local function oci_runtime(name, value)
+  if #text(name, value) > 255 or not value:find("^[%w/][%w_./-]*$") then
+    refuse(name, 'must be the name that the engine has for an OCI runtime, such as "runc"')
+  end
+  return value
+end
+
+local function user(name, value)
+  local who, group = text(name, value):match("^([^:]*):?(.*)$")
+  local function fine(part) return #part <= 64 and part:find("^[%w_][%w_.-]*%$?$") ~= nil end
+  if not fine(who) or (value:find(":", 1, true) and not fine(group)) then
+    refuse(name, 'must be a user of the image, or its number, and perhaps a group after a colon, such as "1000:1000"')
+  end
+  return value
+end
+
 local function prefix(name, value)
   if type(value) ~= "string" or not value:find("^[a-zA-Z0-9][a-zA-Z0-9_.-]*$") or #value > 64 then
     refuse(name, "must be up to 64 letters, digits, `_`, `.` and `-`, and begin with a letter or a digit")
@@ -87,9 +109,48 @@ local function capabilities(name, value)
   return value
 end
 
+local function is_ipv4(value)
+  local parts = { value:match("^(%d+)%.(%d+)%.(%d+)%.(%d+)$") }
+  for _, part in ipairs(parts) do
+    if #part > 3 or tonumber(part) > 255 then return false end
+  end
+  return #parts == 4
+end
+
+--- Groups of hexadecimal digits: eight of them, or less around one "::".
+local function is_ipv6(value)
+  local _, gaps = value:gsub("::", "")
+  if not value:find("^[%x:]+$") or gaps > 1 or value:find(":::", 1, true) then return false end
+  if value:find("^:[^:]") or value:find("[^:]:$") then return false end
+  local groups = 0
+  for group in value:gmatch("%x+") do
+    if #group > 4 then return false end
+    groups = groups + 1
+  end
+  if gaps == 1 then return groups < 8 end
+  return groups == 8
+end
+
 local function address(name, value)
-  if text(name, value):find("^[%x:.]+$") then return value end
+  if is_ipv4(text(name, value)) or is_ipv6(value) then return value end
   refuse(name, 'must be an IP address of the engine\'s machine, such as "127.0.0.1" or "::1"')
+end
+
+--- What stands in a URL as its host.
+local function host_name(name, value)
+  if is_ipv6(text(name, value):match("^%[(.*)%]$") or value) then return value end
+  if #value > 253 or not value:find("^[%w][%w._-]*$") then
+    refuse(name, 'must be a host name or an IP address, such as "127.0.0.1", without a scheme and a port')
+  end
+  return value
+end
+
+--- A secret that travels in a header: its text is in no message.
+local function header_key(name, value)
+  if type(value) ~= "string" or #value < 1 or #value > 4096 or value:find("[^\x21-\x7e]") then
+    refuse(name, "must be a text of 1 to 4096 visible ASCII characters: it travels in a header (is there a line break at its end?)")
+  end
+  return value
 end
 
 local LOGIN = { username = text, password = text, identitytoken = text }
@@ -143,12 +204,12 @@ end
 ---@field stop_grace? number         seconds between the polite signal and the kill (0 with the guest, else 5)
 local OPTIONS = {
   host = text, tls_ca = path, tls_cert = path, tls_key = path, plane = one_of("guest", "aio", "exec"), guest = path,
-  prefix = prefix, label_prefix = label_prefix, command = list, user = text, workdir = path,
+  prefix = prefix, label_prefix = label_prefix, command = command, user = user, workdir = path,
   workspace = one_of("layer", "tmpfs", "volume"), workspace_size = whole(65536, 1 << 50), read_only_root = boolean,
   tmp_size = whole(65536, 1 << 50), shm_size = whole(65536, 1 << 50), cap_drop = capabilities, cap_add = capabilities,
-  security_opt = list, runtime = text, init = boolean, pull = one_of("missing", "always", "never"), pull_timeout = seconds(1),
-  registry_auth = logins, base_port = whole(1, 65535), publish_address = address, reach_host = text, aio_port = whole(1, 65535),
-  aio_key = text, engine_timeout = seconds(1), stop_grace = seconds(0),
+  security_opt = list, runtime = oci_runtime, init = boolean, pull = one_of("missing", "always", "never"), pull_timeout = seconds(1),
+  registry_auth = logins, base_port = whole(1, 65535), publish_address = address, reach_host = host_name, aio_port = whole(1, 65535),
+  aio_key = header_key, engine_timeout = seconds(1), stop_grace = seconds(0),
 }
 
 local DEFAULTS = {

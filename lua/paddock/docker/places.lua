@@ -129,24 +129,37 @@ function Places:remove(instance)
     if not done and err.reason ~= "ENOENT" then failed(err, what, path) end
   end
   local folder = self:_of(instance, "guest")
-  -- What ran inside could write here: whatever it left is unlinked by name, and a folder of its own is emptied, never followed.
-  local function empty(path, depth)
+  -- What ran inside could write here: whatever it left is unlinked by name, and no link is followed. A folder in a folder is moved
+  -- up, so that there is no depth that a path could not name.
+  local function listed(path)
     local names, err = io.fs.list(path)
-    if not names then
-      if err.reason == "ENOENT" then return end
-      failed(err, "read the folder", path)
-    end
-    for _, name in ipairs(names) do
-      local at = path .. "/" .. name
-      local done, why = io.fs.unlink(at)
-      if not done and (why.reason == "EISDIR" or why.reason == "EPERM") and depth < 64 then
-        empty(at, depth + 1)
-        done, why = io.fs.rmdir(at)
-      end
-      gone(done, why, "remove", at)
-    end
+    if not names and err.reason ~= "ENOENT" then failed(err, "read the folder", path) end
+    return names or {}
   end
-  empty(folder, 0)
+  local function unlinked(at)
+    local done, why = io.fs.unlink(at)
+    if not done and (why.reason == "EISDIR" or why.reason == "EPERM") then return false end
+    gone(done, why, "remove", at)
+    return true
+  end
+  local again
+  repeat
+    again = false
+    for _, name in ipairs(listed(folder)) do
+      local at = folder .. "/" .. name
+      if not unlinked(at) then
+        for _, inner in ipairs(listed(at)) do
+          if not unlinked(at .. "/" .. inner) then
+            local done, why = io.fs.rename(at .. "/" .. inner, folder .. "/" .. hex(16))
+            gone(done, why, "move", at .. "/" .. inner)
+            again = true
+          end
+        end
+        local done, why = io.fs.rmdir(at)
+        gone(done, why, "remove the folder", at)
+      end
+    end
+  until not again
   local done, err = io.fs.rmdir(folder)
   gone(done, err, "remove the folder", folder)
   done, err = io.fs.unlink(self:_of(instance, "record.json"))

@@ -12,6 +12,8 @@
 ---   ready(info, seconds, check) -> boolean   check() raises when the container has ended
 ---   instances() -> names, sweep(names, known), forget(info), finish(info), close()
 ---   connect(info, opts) -> client
+local streams = require "paddock.docker.stream"
+
 local M = {
   guest = require "paddock.docker.plane_guest", exec = require "paddock.docker.plane_exec",
   aio = require "paddock.docker.plane_aio",
@@ -28,7 +30,7 @@ function M.plain_text(bytes)
     out[#out + 1] = bytes:sub(at + 8, at + 7 + length)
     at = at + 8 + length
   end
-  local text = (#out > 0 and table.concat(out) or bytes):gsub("[%c\x80-\xff]+", " "):gsub("^%s+", ""):gsub("%s+$", "")
+  local text = streams.one_line(#out > 0 and table.concat(out) or bytes)
   return #text > 300 and "..." .. text:sub(-300) or text
 end
 

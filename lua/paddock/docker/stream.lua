@@ -3,6 +3,14 @@ local M = {}
 
 M.STDOUT, M.STDERR = 1, 2
 
+--- Bytes that somebody else chose, as one line for a message: white space, control characters and what is no ASCII become one space
+--- each run. In one pass: what runs in a sandbox must not be able to keep us busy with the shape of its output.
+---@param bytes string
+---@return string
+function M.one_line(bytes)
+  return (bytes:gsub("[%s%c\x7f-\xff]+", " "):gsub("^ ", ""):gsub(" $", ""))
+end
+
 ---@class paddock.FrameReader
 ---@field damaged boolean   what came was no stream of frames
 

@@ -28,6 +28,13 @@ function M.time(text)
   return days * 86400 + hour * 3600 + minute * 60 + second + (tonumber("0" .. (fraction or ".0")) or 0) - offset
 end
 
+--- Whether that is a whole id. A shorter one would be some container's all the same: an engine completes it.
+---@param id any
+---@return boolean
+function M.is_id(id)
+  return type(id) == "string" and #id == 64 and id:find("^%x+$") ~= nil
+end
+
 local function text(value)
   return type(value) == "string" and value ~= "" and value or nil
 end
@@ -73,9 +80,7 @@ end
 ---@param inner integer   the all-in-one port
 ---@return paddock.ContainerState?
 function M.inspected(data, inner)
-  if type(data) ~= "table" or type(data.State) ~= "table" or not (type(data.Id) == "string" and data.Id:find("^%x+$")) then
-    return nil
-  end
+  if type(data) ~= "table" or type(data.State) ~= "table" or not M.is_id(data.Id) then return nil end
   local state, config = data.State, type(data.Config) == "table" and data.Config or {}
   local settings = type(data.NetworkSettings) == "table" and data.NetworkSettings or {}
   local status = text(state.Status) or (state.Running == true and "running" or "exited")
@@ -97,7 +102,7 @@ end
 ---@param inner integer
 ---@return paddock.ContainerState?
 function M.listed(item, inner)
-  if type(item) ~= "table" or not (type(item.Id) == "string" and item.Id:find("^%x+$")) then return nil end
+  if type(item) ~= "table" or not M.is_id(item.Id) then return nil end
   local port
   for _, one in ipairs(type(item.Ports) == "table" and item.Ports or {}) do
     if type(one) == "table" and one.PrivatePort == inner and type(one.PublicPort) == "number" and one.PublicPort > 0 then

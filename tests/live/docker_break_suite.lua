@@ -1,0 +1,97 @@
+--- What a hostile sandbox, or an engine that lies, does to the docker backend: each test is the smallest sequence that once broke
+--- something, or a way that must stay closed.
+local containers = require "tests.live.containers"
+local engines = require "tests.support.engines"
+local paddock = require "paddock"
+local support = require "tests.support"
+
+local ALICE, BOB = { user = "alice", thread = "t1" }, { user = "bob", thread = "t1" }
+
+for _, engine in ipairs(engines.all(ONLY)) do
+  describe("the docker backend on " .. engine.name .. ", attacked,", function()
+    local on = containers.on(engine)
+    local exec = containers.on(engine, { plane = "exec" })
+    local behind = containers.on(engine, { proxy = true })
+
+    on("removes whatever a sandbox has left in its guest's folder, however deep", function(world)
+      local rt = world:open()
+      local box = rt:acquire(ALICE)
+      local r = box:exec("cd /.paddock && for i in $(seq 300); do mkdir d e$i && ln -s /etc d/l && mkfifo d/p && cd d || exit 1; done")
+      assert.equal(0, r.exit_code)
+      box:release()
+      assert.is_true(rt:destroy(box.id))
+      assert.equal("0", world:places())
+    end)
+
+    exec("is not kept busy by what a sandbox prints in place of its shell", function(world)
+      local rt = world:open()
+      local box, bob = rt:acquire(ALICE), rt:acquire(BOB)
+      -- Half a megabyte of spaces, and a word: what trims its end must not look at each of them again and again.
+      local made = box:exec("(echo -n x; head -c 500000 /dev/zero | tr '\\0' ' '; echo x) > /s; cp /bin/busybox /ash; "
+        .. "printf '#!/ash\\ncat /s; exit 1\\n' > /new; chmod 755 /new; mv /new /bin/sh")
+      assert.equal(0, made.exit_code, made.stderr)
+      local began = paddock.now()
+      local op = box:exec_async("true")
+      assert.equal("ok\n", bob:exec("echo ok").stdout)
+      pcall(op.wait, op, 60)
+      assert.is_true(paddock.now() - began < 20)
+      box:release()
+      bob:release()
+    end)
+
+    on("gives a command no way to the guest's secret, and no right that it was not given", function(world)
+      local rt = world:open { environment = { API_TOKEN = "hush-4711" } }
+      local box <close> = rt:acquire(ALICE)
+      local secret = support.sh("cat " .. world.state .. "/docker/*/record.json"):match '"secret":"(%x+)"'
+      assert.is_string(secret)
+      local function run(command) return box:exec(command, { timeout = 20 }) end
+      assert.equal("hush-4711\n", run("echo $API_TOKEN").stdout)
+      -- Not in what runs or lies inside, whoever looks for it; and not in what the engine shows to whoever asks it.
+      local r = run("cat /proc/1/environ /proc/1/mem; "
+        .. "grep -r -e " .. secret:sub(1, 24) .. "[0-9a-f] /proc/[0-9]*/environ /.paddock /run /tmp")
+      assert.equal("", r.stdout)
+      local _, _, raw = engine:call("GET", "/containers/" .. box.generation .. "/json")
+      for _, word in ipairs { secret, "hush-4711" } do assert.is_nil(raw:find(word, 1, true)) end
+      assert.equal("", support.sh("cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' '\\n' | grep -e hush-47[1]1 -e " .. secret:sub(1, 20)
+        .. "[" .. secret:sub(21, 21) .. "]" .. secret:sub(22)))
+      local status = run("cat /proc/self/status").stdout
+      assert.matches("NoNewPrivs:%s*1", status)
+      assert.matches("Seccomp:%s*2", status)
+      assert.equal(0, tonumber(status:match("CapBnd:%s*(%x+)"), 16) & ~0xeb)  -- what options.lua gives to a root, and no more
+      for _, command in ipairs { "touch /.paddock-guest", "mount -t tmpfs x /mnt", "mknod /dev/disk b 8 0",
+        "echo 1 > /proc/sys/kernel/sysrq",
+        "echo x > /proc/sysrq-trigger", "head -c 1 /proc/kcore | grep .", "chroot /proc/1/root true" } do
+        assert.not_equal(0, run(command).exit_code, command)
+      end
+    end)
+
+    on("has no sandbox in the machine's own network", function(world)
+      local rt = world:open()
+      for _, network in ipairs { "host", "Host", "container:" .. ("a"):rep(64), "ns:/proc/1/ns/net", "a b", "../x" } do
+        local err = support.caught(rt.acquire, rt, { user = "alice", thread = "t1", requirements = { network = network } })
+        assert.is_true(err.kind == "invalid_argument" or err.kind == "policy_error")
+        assert.matches("network", err.message, 1, true)
+      end
+      assert.equal(0, #world:containers())
+    end)
+
+    behind("believes no answer about another container, and completes no id", function(world)
+      local rt = world:open()
+      local bob = rt:acquire(BOB)
+      -- What the engine says is made is a part of another one's id: nothing may be started or removed by it.
+      world.proxy:rewrite("POST", "^/containers/create$", { body = { Id = bob.generation:sub(1, 12) } })
+      local fine, box = pcall(rt.acquire, rt, ALICE)
+      if fine then
+        assert.not_equal(bob.generation, box.generation)
+        box:release()
+      end
+      world.proxy:reset()
+      world.proxy:rewrite("GET", "^/containers/[0-9a-f]+/json$", { body = world:look(bob.generation), times = 2 })
+      fine, box = pcall(rt.acquire, rt, { user = "carol", thread = "t1" })
+      if fine then box:release() end
+      world.proxy:reset()
+      assert.equal("ok\n", bob:exec("echo ok").stdout)
+      bob:release()
+    end)
+  end)
+end
