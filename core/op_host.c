@@ -26,6 +26,7 @@ void pdk_op_list(pdk_op *op) PDK_REQUIRES(op->ops->lock)
         return;
     op->listed = true;
     op->ready_next = NULL;
+    op->ready_prev = ops->ready_last;
     *(ops->ready_last != NULL ? &ops->ready_last->ready_next : &ops->ready_first) = pdk_op_retain(op);
     ops->ready_last = op;
     static const uint64_t one = 1;
@@ -38,12 +39,8 @@ void pdk_op_list(pdk_op *op) PDK_REQUIRES(op->ops->lock)
 static void unlist(pdk_op *op)
 {
     pdk_ops *ops = op->ops;
-    pdk_op *before = NULL;
-    for (pdk_op *o = ops->ready_first; o != op; o = o->ready_next)
-        before = o;
-    *(before != NULL ? &before->ready_next : &ops->ready_first) = op->ready_next;
-    if (ops->ready_last == op)
-        ops->ready_last = before;
+    *(op->ready_prev != NULL ? &op->ready_prev->ready_next : &ops->ready_first) = op->ready_next;
+    *(op->ready_next != NULL ? &op->ready_next->ready_prev : &ops->ready_last) = op->ready_prev;
     op->listed = false;
     uint64_t count;
     if (atomic_fetch_sub(&ops->ready, 1) == 1 && ops->fd >= 0)
@@ -173,12 +170,25 @@ static void wait_for_callback(pdk_op *op)
         pdk_cond_wait(&op->changed, &op->ops->lock);
 }
 
+/* Its callbacks are not wanted any more: nobody is to be woken for them. */
+static void forget_event(pdk_op *op)
+{
+    {
+        PDK_GUARD(op->ops->lock);
+        if (!op->listed)
+            return;
+        unlist(op);
+    }
+    pdk_op_release(op); /* the list's */
+}
+
 static void let_go(pdk_op *op, bool waits)
 {
     if (op == NULL || pdk_ops_foreign(op->ops, NULL) < 0)
         return;
     PDK_AUTO_UNREF pdk_op *held = op; /* the handle's */
     bool ends = pdk_op_ask(held, true);
+    forget_event(held);
     if (waits)
         wait_for_callback(held);
     if (ends)

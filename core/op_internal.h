@@ -68,7 +68,7 @@ struct pdk_op {
     pdk_ns deadline;            /* lock */
     size_t heap_at;             /* lock; index + 1; 0 = not there */
     bool no_timer;              /* fixed: who waits for it looks at the deadline */
-    pdk_op *ready_next;         /* lock */
+    pdk_op *ready_next, *ready_prev; /* lock */
     bool listed;                /* lock; stands on the ready list */
     uint64_t calling;           /* lock; the thread inside one of its callbacks; 0 = none */
     pdk_op_chunk *chunk_first, *chunk_last; /* lock */

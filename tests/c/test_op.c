@@ -177,6 +177,35 @@ TEST("a callback may free its operation and submit another; a freed one that is 
     shut(rt);
 }
 
+TEST("callbacks of freed operations wake nobody, in whatever order they are freed; the others are told")
+{
+    PDK_AUTO_ERROR err = PDK_NO_ERROR;
+    pdk_runtime *rt = gated("");
+    struct pollfd fd = { .fd = pdk_fd(rt, &err), .events = POLLIN };
+    pdk_op *ops[7];
+    told t = { 0 };
+    for (int kept = -1; kept < 7; kept++) { /* -1: none is */
+        for (int i = 0; i < 7; i++) {
+            ops[i] = pdk_destroy_async(rt, "nobody", 0, on_end, &t, &err);
+            REQUIRE(ops[i] != NULL);
+            EVENTUALLY(pdk_ops_count(rt->ops).ready == i + 1); /* in this order */
+        }
+        CHECK_INT(poll(&fd, 1, 0), 1);
+        static const int order[] = { 3, 6, 0, 5, 1, 4, 2 };
+        for (int i = 0; i < 7; i++)
+            if (order[i] != kept)
+                pdk_op_free(ops[order[i]]);
+        t.calls = 0;
+        CHECK_INT(poll(&fd, 1, 0), kept >= 0);
+        CHECK_INT(pdk_ops_count(rt->ops).ready, kept >= 0);
+        CHECK_INT(pdk_dispatch(rt, 10), kept >= 0);
+        CHECK_INT(t.calls, kept >= 0);
+        if (kept >= 0)
+            pdk_op_free(ops[kept]);
+    }
+    shut(rt);
+}
+
 TEST("a result that is not taken is given back when its operation is freed")
 {
     pdk_runtime *rt = gated("");
