@@ -75,6 +75,17 @@ for _, engine in ipairs(engines.all(ONLY)) do
       assert.equal(0, #world:containers())
     end)
 
+    behind("takes no image for another thing of the engine's", function(world)
+      local rt = world:open()
+      local bob = rt:acquire(BOB)
+      for _, image in ipairs { "../containers/" .. bob.generation, "x/../../containers/json?" } do
+        local err = support.caught(rt.acquire, rt, { user = "alice", thread = "t1", requirements = { image = image } })
+        assert.equal("invalid_argument", err.kind)
+      end
+      assert.equal(0, world.proxy:count("GET", "/images/.*%.%."))
+      bob:release()
+    end)
+
     behind("believes no answer about another container, and completes no id", function(world)
       local rt = world:open()
       local bob = rt:acquire(BOB)

@@ -155,6 +155,9 @@ function Backend:_check_spec(spec)
     errors.raise("invalid_argument", "the docker backend needs an image: set the option `image`, or let policies/requirements.lua "
       .. "answer one", { reason = "image" })
   end
+  if image:find("..", 1, true) then -- no reference has that; in a URL's path it would lead to something that is no image
+    errors.raise("invalid_argument", ("the image %q is no reference of an image"):format(image), { reason = "image" })
+  end
   local network = spec.network or "none"
   if type(network) ~= "string" or not network:find("^[%w][%w_.-]*$") or #network > 255 then
     errors.raise("invalid_argument", ("network %q: it is \"none\", \"open\", or the name of a network of the engine")
