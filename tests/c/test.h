@@ -222,7 +222,9 @@ __attribute__((unused)) static int test_main(int argc, char **argv)
         test_running = t->name;
         test_skipped = NULL;
         __atomic_store_n(&test_failures, 0, __ATOMIC_SEQ_CST);
+        double since = test_now();
         t->fn();
+        double took = test_now() - since;
         if (__atomic_load_n(&test_failures, __ATOMIC_SEQ_CST) > 0) {
             failed++;
             printf("FAIL  %s (%s:%d)\n", t->name, t->file, t->line);
@@ -231,7 +233,10 @@ __attribute__((unused)) static int test_main(int argc, char **argv)
             printf("skip  %s: %s\n", t->name, test_skipped);
         } else {
             passed++;
-            printf("ok    %s\n", t->name);
+            if (took >= 1) /* where a suite's time goes */
+                printf("ok    %s (%.1f s)\n", t->name, took);
+            else
+                printf("ok    %s\n", t->name);
         }
     }
     test_running = "(after the last test)";
