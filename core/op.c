@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 #define END_LOOK  (1000 * 1000)      /* ns: how often the end looks whether all has ended */
-#define FEED_PAUSE (5 * 1000 * 1000) /* ns between two tries to start a worker that could not be started */
+#define FEED_PAUSE (5 * 1000 * 1000) /* ns between two tries to start a thread that could not be started */
 #define TIMER_END (5 * PDK_NS_PER_S) /* a timer with nothing to look at for so long ends */
 
 static _Thread_local int inside; /* how many operations this thread is carrying out, one inside the other */
@@ -103,18 +103,6 @@ int pdk_op_submit_job(pdk_op *op, pdk_job *job)
         return -1;
     pdk_workers_submit(op->ops->workers, job, true, NULL); /* it is queued, also when no thread could be started */
     return 0;
-}
-
-void pdk_ops_feed(pdk_ops *ops)
-{
-    if (!atomic_load(&ops->starved))
-        return;
-    pdk_ns now = pdk_now_monotonic(), last = atomic_load(&ops->fed);
-    if (now - last < FEED_PAUSE || !atomic_compare_exchange_strong(&ops->fed, &last, now))
-        return;
-    PDK_GUARD(ops->lock);
-    if (!ops->ended)
-        pdk_workers_retry(ops->workers);
 }
 
 const char *pdk_op_name(pdk_op *op)
@@ -462,26 +450,61 @@ static void *timer_main(void *arg)
     }
 }
 
-/* Puts it on the heap; the first one starts the timer. false = neither. */
+/* Where it cannot be started, who looks at operations does its work (pdk_ops_feed), until it can be. */
+static void start_timer(pdk_ops *ops)
+{
+    if (pdk_thread_start_detached("pdk-deadlines", timer_main, ops) == 0)
+        return;
+    PDK_GUARD(ops->lock);
+    ops->timer_runs = false;
+    pdk_cond_broadcast(&ops->timer);
+    atomic_store(&ops->starved, true);
+}
+
+/* Whether a timer is to be started now; it is counted as running then. */
+static bool timer_is_due(pdk_ops *ops) PDK_REQUIRES(ops->lock)
+{
+    bool due = ops->heap_len > 0 && ops->has_threads && !ops->timer_runs && !ops->ended;
+    ops->timer_runs |= due;
+    return due;
+}
+
+/* Puts it on the heap; the first one starts the timer. false = no memory. */
 static bool watch_deadline(pdk_op *op)
 {
     pdk_ops *ops = op->ops;
     bool start;
     {
-        PDK_GUARD(op->ops->lock);
+        PDK_GUARD(ops->lock);
         if (atomic_load(&op->told))
             return true;
         if (!heap_add(op))
             return false;
-        start = op->heap_at != 0 && ops->has_threads && !ops->timer_runs && !ops->ended;
-        ops->timer_runs |= start;
+        start = timer_is_due(ops);
     }
-    if (!start || pdk_thread_start_detached("pdk-deadlines", timer_main, ops) == 0)
-        return true;
-    PDK_GUARD(op->ops->lock);
-    ops->timer_runs = false;
-    heap_remove(op);
-    return false;
+    if (start)
+        start_timer(ops);
+    return true;
+}
+
+void pdk_ops_feed(pdk_ops *ops)
+{
+    if (!atomic_load(&ops->starved))
+        return;
+    pdk_ns now = pdk_now_monotonic(), last = atomic_load(&ops->fed);
+    if (now - last < FEED_PAUSE || !atomic_compare_exchange_strong(&ops->fed, &last, now))
+        return;
+    pdk_ops_expire(ops);
+    bool start;
+    {
+        PDK_GUARD(ops->lock);
+        if (ops->ended)
+            return;
+        pdk_workers_retry(ops->workers);
+        start = timer_is_due(ops);
+    }
+    if (start)
+        start_timer(ops);
 }
 
 pdk_ns pdk_op_deadline(pdk_op *op)

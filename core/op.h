@@ -97,7 +97,7 @@ void pdk_op_release(pdk_op *op);
 /* Something else to be done for it, in its own time; the caller keeps the operation until then. -1: it cannot be. */
 int pdk_op_submit_job(pdk_op *op, pdk_job *job);
 /* A piece of output; copied. Waits while too much of it has not been taken: at most until `until`, and no longer when the operation is
- * told or cancelled, or the runtime closes. What comes then is kept without a wait, so who calls bounds it. */
+ * told or cancelled, or the runtime closes. What comes then is kept without a wait, up to 64 MiB. */
 void pdk_op_output(pdk_op *op, int stream, const void *bytes, size_t len, pdk_ns until);
 bool pdk_op_has_output(pdk_op *op);         /* whether anybody wants it */
 const char *pdk_op_name(pdk_op *op);        /* its kind's: static */

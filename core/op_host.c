@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #define OUTPUT_MAX ((size_t)256 << 10) /* of one operation, not taken yet: then its command waits */
+#define OUTPUT_MOST ((size_t)64 << 20) /* when it may not wait: what comes then is dropped, as the result's own bound drops it */
 #define SLICE      (10 * 1000 * 1000)  /* ns: how often who waits without threads looks again */
 
 /* ---- what waits for dispatch --------------------------------------------------------------------------- */
@@ -113,7 +114,7 @@ void pdk_op_output(pdk_op *op, int stream, const void *bytes, size_t len, pdk_ns
     PDK_GUARD(op->ops->lock);
     for (bool waits = true; waits && output_is_full(op);)
         waits = pdk_cond_wait_until(&op->changed, &op->ops->lock, until);
-    if (op->on_output == NULL || atomic_load(&op->told)) {
+    if (op->on_output == NULL || atomic_load(&op->told) || op->chunk_bytes >= OUTPUT_MOST) {
         free(c);
         return;
     }

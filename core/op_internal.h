@@ -28,7 +28,7 @@ struct pdk_ops {
     bool has_threads;           /* fixed */
     pdk_runtime *rt;            /* lock; NULL = of none, or freed */
     pdk_workers *workers;       /* until `ended` */
-    atomic_bool starved;        /* a worker is needed and could not be started */
+    atomic_bool starved;        /* a worker or the timer is needed and could not be started */
     atomic_int_least64_t fed;   /* when that was tried last */
     pdk_op *all;                /* lock */
     bool closed, ended;         /* lock */
@@ -94,7 +94,7 @@ void pdk_op_expire(pdk_op *op);
 /* Ends what is due; answers when the next one will be. */
 pdk_ns pdk_ops_expire(pdk_ops *ops);
 void pdk_op_undo_job(pdk_job *job);
-/* Tries again to start the worker that could not be started; only now and then, whoever asks how often. */
+/* Tries again to start what could not be started, and does the timer's work until then; only now and then, whoever asks how often. */
 void pdk_ops_feed(pdk_ops *ops);
 /* Where there are no threads: looks whether another process has let go of what one that waits wants. */
 void pdk_ops_look(pdk_ops *ops);

@@ -102,4 +102,30 @@ TEST("one that gets its turn while no thread can be started has one as soon as o
         granted_without_threads(host);
 }
 
+TEST("a deadline is kept where the thread that looks at deadlines cannot be started [B201]")
+{
+    pdk_runtime *rt = gated("");
+    PDK_AUTO_ERROR err = PDK_NO_ERROR;
+    gate_close("create");
+    pdk_op *hangs = acquire_op(rt, "t", NULL, 0);
+    EVENTUALLY(gate_came("create") == 1); /* the only worker */
+    atomic_store(&no_threads, true);
+    pdk_request req = { .thread = "t", .timeout = 0.1 };
+    pdk_op *waits = pdk_acquire_async(rt, &req, NULL, NULL, &err), *polls = pdk_acquire_async(rt, &req, NULL, NULL, &err);
+    atomic_int told = 0;
+    pdk_op *dispatches = pdk_acquire_async(rt, &req, count, &told, &err);
+    REQUIRE(waits != NULL && polls != NULL && dispatches != NULL);
+    CHECK_FAILS(waits, PDK_E_TIMEOUT);
+    EVENTUALLY(pdk_op_poll(polls, &err) == -1);
+    CHECK_KIND(err, PDK_E_TIMEOUT);
+    EVENTUALLY((pdk_dispatch(rt, 10), atomic_load(&told) == 1));
+    atomic_store(&no_threads, false);
+    pdk_op_free(waits);
+    pdk_op_free(polls);
+    pdk_op_free(dispatches);
+    gate_open("create");
+    pdk_box_free(box_of(hangs));
+    shut(rt);
+}
+
 TEST_MAIN
