@@ -12,6 +12,7 @@ for _, engine in ipairs(engines.all(ONLY)) do
     local on = containers.on(engine)
     local exec = containers.on(engine, { plane = "exec" })
     local behind = containers.on(engine, { proxy = true })
+    local aio_behind = containers.on(engine, { proxy = true, plane = "aio" })
 
     on("removes whatever a sandbox has left in its guest's folder, however deep", function(world)
       local rt = world:open()
@@ -73,6 +74,32 @@ for _, engine in ipairs(engines.all(ONLY)) do
         assert.matches("network", err.message, 1, true)
       end
       assert.equal(0, #world:containers())
+    end)
+
+    on("mounts nothing over its guest, or among its settings", function(world)
+      for _, target in ipairs { "/.paddock", "/.paddock/settings", "/.paddock/socket", "/.paddock-guest" } do
+        local rt = world:open { mounts = { { source = "/etc/hostname", target = target } } }
+        local err = support.caught(rt.acquire, rt, ALICE)
+        assert.equal("invalid_argument", err.kind)
+        assert.matches(target, err.message, 1, true)
+        rt:shutdown()
+      end
+    end)
+
+    aio_behind("leaves no network and no volume whose making was not answered, or was answered with a failure", function(world)
+      local rt = world:open { image = engines.image "aio", backend_options = { workspace = "volume" } }
+      for _, path in ipairs { "^/networks/create$", "^/volumes/create$" } do
+        for _, spoil in ipairs { function() world.proxy:cut("POST", path, "after") end,
+          function() world.proxy:rewrite("POST", path, { status = 500, body = { message = "no" } }) end } do
+          spoil()
+          assert.equal("backend_error", support.caught(rt.acquire, rt, ALICE).kind)
+          local _, networks = engine:call("GET", "/networks")
+          local _, volumes = engine:call("GET", "/volumes")
+          for _, list in ipairs { networks, type(volumes.Volumes) == "table" and volumes.Volumes or {} } do
+            for _, one in ipairs(list) do assert.is_nil(one.Name:find(world.prefix, 1, true), one.Name) end
+          end
+        end
+      end
     end)
 
     behind("takes no image for another thing of the engine's", function(world)

@@ -166,6 +166,13 @@ function Backend:_check_spec(spec)
     errors.raise("invalid_argument", 'network "host": that is the machine\'s own network, and no sandbox; it is "none", "open", or the '
       .. "name of a network of the engine")
   end
+  for _, mount in ipairs(spec.mounts or {}) do
+    for _, own in ipairs { spec_of.GUEST, spec_of.FOLDER } do
+      if (mount.target .. "/"):sub(1, #own + 1) == own .. "/" then
+        errors.raise("invalid_argument", ("mounts: nothing can be mounted on %s: %s is the guest's own"):format(mount.target, own))
+      end
+    end
+  end
   for name in pairs(spec.labels or {}) do
     if type(name) ~= "string" or name:sub(1, #self.options.label_prefix) == self.options.label_prefix then
       errors.raise("invalid_argument", ("the label %q: labels that begin with %s are paddock's own")

@@ -25,18 +25,16 @@ function Leftovers:_labels(instance)
   return { [prefix .. "instance"] = instance, [prefix .. "deployment"] = self.backend.deployment }
 end
 
---- Makes a network that leads nowhere but to this machine. Its name.
+--- Makes a network that leads nowhere but to this machine.
+---@param name string
 ---@param instance string
----@return string
-function Leftovers:make_network(instance)
-  local name = self.backend.options.prefix .. "-" .. instance
+function Leftovers:make_network(name, instance)
   local what = "make the network " .. name
   local response, fault = self.engine:call({
     method = "POST", path = "/networks/create", limit = LIMIT,
     json = { Name = name, Driver = "bridge", Internal = true, CheckDuplicate = true, Labels = self:_labels(instance) },
   }, what)
   if not response then engines.refuse(what, fault) end
-  return name
 end
 
 --- Makes a volume, by itself: not every engine gives one that a mount asks for the labels that it should have.

@@ -29,8 +29,9 @@ function Plane:begin(_, plan, undo)
       errors.raise("unsupported", "network \"none\": an all-in-one server on another machine can be reached over a published port only; "
         .. "set the option `network`, or backend_options.plane = \"exec\"")
     end
+    plan.helper = self.backend.options.prefix .. "-" .. instance  -- known before it is made: an answer that is lost may have made it
     undo:add(function() self.backend.leftovers:finish { instance = instance, networks = { plan.helper } } end)
-    plan.helper = self.backend.leftovers:make_network(instance)
+    self.backend.leftovers:make_network(plan.helper, instance)
   end
   return instance
 end
