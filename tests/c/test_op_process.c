@@ -128,7 +128,7 @@ TEST("a command whose host never takes its output ends at its own limit, which i
     pdk_box *box = boxed(rt, "t");
     PDK_AUTO_ERROR err = PDK_NO_ERROR;
     static seen s;
-    pdk_op *op = pdk_exec_async(box, &(pdk_command){ .command = "yes", .timeout = 0.5 }, on_output, on_end, &s, &err);
+    pdk_op *op = pdk_exec_async(box, &(pdk_command){ .command = "yes", .timeout = 3 }, on_output, on_end, &s, &err);
     REQUIRE(op != NULL);
     pdk_result r = polled_result(op); /* nobody dispatches */
     CHECK_INT(r.outcome, PDK_HARD_TIMEOUT);

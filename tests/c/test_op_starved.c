@@ -61,6 +61,8 @@ static void *acquire_here(void *rt) /* on this very thread */
 
 static void *threads_again(void *arg)
 {
+    while (!atomic_load(&no_threads))
+        wait_ms(1);
     wait_ms(50);
     atomic_store(&no_threads, false);
     return arg;
