@@ -146,17 +146,20 @@ typedef int (*visit)(int dir, const char *name, const struct stat *st, const mou
 
 static int walk(int dir, int depth, visit each, const mount *m, pdk_error *err);
 
+/* What has gone since it was listed is no fault: another sandbox of that user may be at work in the tree. */
 static int walk_entry(int dir, const char *name, int depth, visit each, const mount *m, pdk_error *err)
 {
     struct stat st;
     if (fstatat(dir, name, &st, AT_SYMLINK_NOFOLLOW) < 0)
-        return broken(err, errno, m, "cannot be read");
+        return errno == ENOENT ? 0 : broken(err, errno, m, "cannot be read");
     if (each(dir, name, &st, m, err) < 0)
         return -1;
     if (!S_ISDIR(st.st_mode))
         return 0;
     AUTO_FD sub = openat(dir, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-    return sub < 0 ? broken(err, errno, m, "cannot be read") : walk(sub, depth + 1, each, m, err);
+    if (sub < 0)
+        return errno == ENOENT ? 0 : broken(err, errno, m, "cannot be read");
+    return walk(sub, depth + 1, each, m, err);
 }
 
 static int walk(int dir, int depth, visit each, const mount *m, pdk_error *err)
@@ -169,14 +172,14 @@ static int walk(int dir, int depth, visit each, const mount *m, pdk_error *err)
         int why = errno;
         if (fd >= 0)
             close(fd);
-        return broken(err, why, m, "cannot be read");
+        return why == ENOENT && depth > 0 ? 0 : broken(err, why, m, "cannot be read");
     }
     int rc = 0;
     while (rc == 0) {
         errno = 0;
         struct dirent *e = readdir(d);
         if (e == NULL) {
-            if (errno != 0) /* a list that is cut short could hide a link */
+            if (errno != 0 && errno != ENOENT) /* a list that is cut short could hide a link; ENOENT: removed, so empty */
                 rc = broken(err, errno, m, "cannot be read");
             break;
         }
@@ -206,6 +209,8 @@ static int make_private(int dir, const char *name, const struct stat *st, const 
         return 0;
     AUTO_FD fd = openat(dir, name, O_PATH | O_NOFOLLOW | O_CLOEXEC);
     struct stat now;
+    if (fd < 0 && errno == ENOENT)
+        return 0;
     if (fd < 0 || fstat(fd, &now) < 0)
         return broken(err, errno, m, "cannot be made owner-only");
     char path[40];

@@ -2,6 +2,7 @@
 --- something, or a way that must stay closed.
 local containers = require "tests.live.containers"
 local engines = require "tests.support.engines"
+local json = require "cjson"
 local paddock = require "paddock"
 local support = require "tests.support"
 
@@ -100,6 +101,18 @@ for _, engine in ipairs(engines.all(ONLY)) do
           end
         end
       end
+    end)
+
+    aio_behind("shows no value of an environment that the engine repeats in a refusal [B213]", function(world)
+      local said = {}
+      local rt = world:open { image = engines.image "aio", environment = { API_TOKEN = "hush-4711" },
+        log = function(event) said[#said + 1] = json.encode(event) end }
+      world.proxy:rewrite("POST", "^/containers/create$", { status = 400, pass = false,
+        body = { message = "invalid environment variable: API_TOKEN=hush-4711, hush-4711" .. (" x"):rep(130) .. "hush-4711" } })
+      local err = support.caught(rt.acquire, rt, ALICE)
+      assert.matches("API_TOKEN=$API_TOKEN", err.message, 1, true)
+      said[#said + 1] = tostring(err)
+      assert.is_nil(table.concat(said):find("hush-", 1, true))
     end)
 
     behind("takes no image for another thing of the engine's", function(world)

@@ -182,6 +182,21 @@ describe("mounts", function()
     assert.equal("./c 700\n./c/d 700\n./c/f 600\n", files())
   end)
 
+  it("for their owner only may be at work: what goes away meanwhile is no fault", function()
+    support.sh(("mkdir -p %s/c && cd %s/c && for i in 1 2 3 4 5 6 7 8 9; do touch ${i}1 ${i}2 ${i}3 ${i}4 ${i}5 ${i}6; done"):format(root, root))
+    -- Ends by itself when the folder is gone, or when it is told to.
+    support.sh(("(cd %s/c && while [ ! -e ../stop ] && [ -d ../c ]; do for i in a b c d e f; do mkdir $i; : > $i/x; rm -r $i; done; done) "
+      .. ">/dev/null 2>&1 &"):format(root))
+    local rt = open [[{ { source = root .. "/c", target = "/c", owner_only = true } }]]
+    local failure
+    for i = 1, 100 do
+      local fine, err = pcall(rt.acquire, rt, { user = "alice", thread = "t" .. i })
+      failure = failure or (not fine and tostring(err)) or nil
+    end
+    support.sh(("touch %s/stop"):format(root))
+    assert.is_nil(failure)
+  end)
+
   it("are asked for at creation only: one that is reclaimed has those that it was made with", function()
     support.sh(("mkdir %s/a"):format(root))
     local rt = open [[{ { source = root .. "/a", target = "/mnt/a" } }]]

@@ -218,7 +218,7 @@ function Backend:_create_container(name, body, instance)
     if id then return id end
     errors.raise("backend_error", what .. ": the engine's answer cannot be read", { reason = "protocol" })
   elseif response then
-    local fault = engines.fault(response, name)
+    local fault = engines.fault(response, name, body.Env)
     -- An engine that failed in the midst of it may have made it: that one would have the name, and be nobody's.
     if response.status >= 500 and fault.meaning == "other" then io.shield(UNDO_LIMIT, self._scrap_lost, self, instance) end
     return nil, fault

@@ -227,7 +227,7 @@ function Client:_prepare(argv, env, stdin, what)
   }
   if not response then engines.unreachable(self.engine, what, err) end
   if response.status >= 400 then
-    local fault = engines.fault(response, self.container)
+    local fault = engines.fault(response, self.container, env)
     if fault.meaning == "absent" then
       errors.raise("lost", ("%s: the container of sandbox %s is gone"):format(what, self.sandbox_id), { reason = "gone" })
     end

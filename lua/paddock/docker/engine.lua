@@ -14,6 +14,7 @@ local LEAST_VERSION = { 1, 40 }
 local PING_LIMIT = 5                 -- seconds
 local CALL_LIMIT = 30                -- seconds for a call that names none
 local MAX_TEXT = 300                 -- bytes of an engine's message in ours
+local LEAST_SECRET = 4               -- bytes of a value that is hidden; less is in every other word
 local MOST_SOCKET = 107              -- bytes of a unix socket's path
 
 ---@class paddock.Engine
@@ -149,10 +150,27 @@ function Engine:send(call)
   return response, err
 end
 
+--- A text without the values of an environment that was sent: what an engine repeats of them must be in no log.
+local function without(text, env)
+  for _, one in ipairs(env or {}) do
+    local name, value = one:match("^([^=]*)=(.*)$")
+    local at = 1
+    while value and #value >= LEAST_SECRET do
+      local from, to = text:find(value, at, true)
+      if not from then break end
+      local shown = "$" .. name
+      text = text:sub(1, from - 1) .. shown .. text:sub(to + 1)
+      at = from + #shown
+    end
+  end
+  return text
+end
+
 --- The engine's own words in an answer, on one line.
 ---@param response table
+---@param env string[]?   NAME=value, of the call: no value is shown
 ---@return string
-function M.words(response)
+function M.words(response, env)
   local text = response.body or ""
   local data = response.data
   if data == nil and text:sub(1, 1) == "{" then
@@ -160,7 +178,7 @@ function M.words(response)
     data = fine and value or nil
   end
   if type(data) == "table" and type(data.message) == "string" then text = data.message end
-  text = streams.one_line(text)
+  text = streams.one_line(without(text, env))
   return #text > MAX_TEXT and text:sub(1, MAX_TEXT) .. "..." or text
 end
 
@@ -168,9 +186,10 @@ end
 --- about: only a 404 that names it says that it is absent; any other may come from something in between.
 ---@param response table
 ---@param name string?
+---@param env string[]?   NAME=value, of the call
 ---@return { meaning: string, message: string, status: integer }
-function M.fault(response, name)
-  local message = M.words(response)
+function M.fault(response, name, env)
+  local message = M.words(response, env)
   local cause = type(response.data) == "table" and type(response.data.cause) == "string" and response.data.cause or ""
   local text, status = (message .. " " .. cause):lower(), response.status
   local meaning = "other"
