@@ -183,7 +183,8 @@ describe("mounts", function()
   end)
 
   it("for their owner only may be at work: what goes away meanwhile is no fault", function()
-    support.sh(("mkdir -p %s/c && cd %s/c && for i in 1 2 3 4 5 6 7 8 9; do touch ${i}1 ${i}2 ${i}3 ${i}4 ${i}5 ${i}6; done"):format(root, root))
+    support.sh(("mkdir -p %s/c && cd %s/c && for i in 1 2 3 4 5 6 7 8 9; do touch ${i}1 ${i}2 ${i}3 ${i}4 ${i}5; done")
+      :format(root, root))
     -- Ends by itself when the folder is gone, or when it is told to.
     support.sh(("(cd %s/c && while [ ! -e ../stop ] && [ -d ../c ]; do for i in a b c d e f; do mkdir $i; : > $i/x; rm -r $i; done; done) "
       .. ">/dev/null 2>&1 &"):format(root))
