@@ -15,13 +15,13 @@ local option_rules = require "paddock.docker.options"
 local places = require "paddock.docker.places"
 local planes = require "paddock.docker.planes"
 local spec_of = require "paddock.docker.spec"
+local undos = require "paddock.undo"
 local view = require "paddock.docker.view"
 
 local M = {}
 
 local LOOK_LIMIT = 10                -- seconds for a question to the engine
 local FIND_WAIT = 5                  -- seconds in which a creation whose answer was lost is looked for
-local UNDO_LIMIT = 5                 -- seconds for one step of taking back what was begun
 local START_TRIES = 10               -- ports that are tried from base_port on; and starts where the engine chose a taken one
 
 ---@class paddock.DockerBackend
@@ -135,16 +135,6 @@ end
 
 -- ---- creating -------------------------------------------------------------------------------------------------
 
---- Runs what was added, last first, unless it is kept.
-local Undo = {}
-Undo.__index = Undo
-function Undo:add(fn) self[#self + 1] = fn end
-function Undo:keep() self.kept = true end
---- Also when it is the operation's own limit that ended the work.
-function Undo:__close()
-  for i = self.kept and 0 or #self, 1, -1 do pcall(io.shield, UNDO_LIMIT, self[i]) end
-end
-
 function Backend:_check_spec(spec)
   if type(spec) ~= "table" or type(spec.sandbox_id) ~= "string" or not spec.sandbox_id:find("^[a-z0-9-]+$")
     or #spec.sandbox_id > 63 then
@@ -220,14 +210,14 @@ function Backend:_create_container(name, body, instance)
   elseif response then
     local fault = engines.fault(response, name, body.Env)
     -- An engine that failed in the midst of it may have made it: that one would have the name, and be nobody's.
-    if response.status >= 500 and fault.meaning == "other" then io.shield(UNDO_LIMIT, self._scrap_lost, self, instance) end
+    if response.status >= 500 and fault.meaning == "other" then io.shield(undos.LIMIT, self._scrap_lost, self, instance) end
     return nil, fault
   elseif err.failure == "not_sent" then
     engines.unreachable(self.engine, what, err)
   end
   local found = io.shield(FIND_WAIT + 1, self._find_lost, self, instance)
   if found and err.kind == "backend_error" then return found end
-  if found then io.shield(UNDO_LIMIT, self._scrap, self, found) end -- the operation's time is over
+  if found then io.shield(undos.LIMIT, self._scrap, self, found) end -- the operation's time is over
   engines.unreachable(self.engine, what, err)
 end
 
@@ -373,7 +363,7 @@ end
 ---@return table info
 function Backend:create(spec)
   local image, network = self:_check_spec(spec)
-  local undo <close> = setmetatable({}, Undo)
+  local undo <close> = undos.new()
   local plan = self:_plan(spec, image, network)
   local instance = self.plane:begin(spec, plan, undo)
   if plan.wants_volume then

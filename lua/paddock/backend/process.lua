@@ -10,6 +10,7 @@ local client = require "paddock.client.guest"
 local cgroup = require "paddock.process.cgroup"
 local jail = require "paddock.process.jail"
 local records = require "paddock.process.record"
+local undos = require "paddock.undo"
 local proc = io.proc
 
 local M = {}
@@ -189,15 +190,6 @@ end
 
 -- ---- creating -------------------------------------------------------------------------------------------------
 
---- Runs what was added, last first, unless it is kept.
-local Undo = {}
-Undo.__index = Undo
-function Undo:add(fn) self[#self + 1] = fn end
-function Undo:keep() self.kept = true end
-function Undo:__close()
-  for i = self.kept and 0 or #self, 1, -1 do pcall(self[i]) end
-end
-
 function Backend:_check_spec(spec)
   if type(spec) ~= "table" or type(spec.sandbox_id) ~= "string" or not spec.sandbox_id:find("^[a-z0-9-]+$")
     or #spec.sandbox_id > 63 then
@@ -344,7 +336,7 @@ end
 
 function Backend:_create(spec)
   self:_fixed()
-  local store, undo <close> = self:_store(), setmetatable({}, Undo)
+  local store, undo <close> = self:_store(), undos.new()
   local record = store:begin(spec.sandbox_id)
   local generation = record.generation
   undo:add(function()

@@ -1,5 +1,6 @@
 --- The body of a create call: what a sandbox is, in the engine's words. Facts in, a table out; no I/O.
 local errors = require "paddock.errors"
+local guest_settings = require "paddock.guest_settings"
 local io = require "paddock.io"
 
 local M = {}
@@ -125,15 +126,7 @@ function M.settings(s)
     "generation=" .. s.generation, "secret=" .. s.secret, "listen=" .. M.FOLDER .. "/socket",
     ("orphan_ttl=%.3f"):format(s.orphan_ttl), "workspace=" .. s.workspace, "home=" .. s.workspace,
   }
-  for name, value in pairs(s.env) do
-    local named = type(name) == "string" and name:find("^[A-Za-z_][A-Za-z0-9_]*$")
-    if not named or type(value) ~= "string" or value:find("\0", 1, true) then
-      errors.raise("invalid_argument", ("env: %q is no variable name, or its value no text without NUL"):format(tostring(name)))
-    end
-    lines[#lines + 1] = ("env=%s=%s"):format(name, value)
-  end
-  for _, mount in ipairs(s.mounts) do lines[#lines + 1] = "mount=" .. mount.target end
-  return table.concat(lines, "\0") .. "\0"
+  return guest_settings.text(lines, s.env, s.mounts)
 end
 
 return M

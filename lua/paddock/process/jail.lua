@@ -7,6 +7,7 @@
 ---
 --- Arguments travel in a memfd, so that no path of the host and no value shows in the process list.
 local errors = require "paddock.errors"
+local guest_settings = require "paddock.guest_settings"
 local io = require "paddock.io"
 local proc = io.proc
 
@@ -367,16 +368,8 @@ function M.settings(s)
     "generation=" .. s.generation, ("orphan_ttl=%.3f"):format(s.orphan_ttl), "workspace=" .. M.WORKSPACE,
     "home=" .. M.WORKSPACE, "user=" .. M.USER,
   }
-  for name, value in pairs(s.env) do
-    local named = type(name) == "string" and name:find("^[A-Za-z_][A-Za-z0-9_]*$")
-    if not named or type(value) ~= "string" or value:find("\0", 1, true) then
-      errors.raise("invalid_argument", ("env: %q is no variable name, or its value no text without NUL"):format(tostring(name)))
-    end
-    lines[#lines + 1] = ("env=%s=%s"):format(name, value)
-  end
-  for _, mount in ipairs(s.mounts) do lines[#lines + 1] = "mount=" .. mount.target end
   if s.events then lines[#lines + 1] = "memory_events_fd=" .. MEMORY_EVENTS end
-  return table.concat(lines, "\0") .. "\0"
+  return guest_settings.text(lines, s.env, s.mounts)
 end
 
 return M
