@@ -153,6 +153,7 @@ static void push_runtime_facts(lua_State *L, pdk_runtime *rt)
     put_roots(o, &p, &m);
     pdk_kv_cstr(&p, &m, "scope", rt->config.scope);
     pdk_kv_view(&p, &m, "ownership_url", pdk_view_get(pdk_view_get(o, "ownership"), "url"));
+    pdk_kv_view(&p, &m, "ownership_ttl", pdk_view_get(pdk_view_get(o, "ownership"), "ttl"));
     pdk_kv_cstr(&p, &m, "runtime_id", rt->id);
     pdk_kv_int(&p, &m, "pid", getpid());
     pdk_kv_cstr(&p, &m, "guest_path", getenv("PADDOCK_GUEST"));

@@ -13,29 +13,6 @@ for _, engine in ipairs(engines.all(ONLY)) do
     local aio = containers.on(engine, { plane = "aio" })
     local aio_behind = containers.on(engine, { plane = "aio", proxy = true })
 
-    behind("is bounded at any call that hangs, and the rest goes on [B104, B201]", function(world)
-      local rt = world:open { health_ttl = 0, backend_options = { engine_timeout = 2 } }
-      local bob = rt:acquire(BOB)
-      for _, call in ipairs { { "POST", "^/containers/create$" }, { "POST", "/start$" } } do
-        world.proxy:hang(call[1], call[2], "before", { times = -1 })
-        local began = paddock.now()
-        local op = rt:acquire_async(ALICE)
-        assert.equal("ok\n", bob:exec("echo ok").stdout)      -- nobody else waits
-        local err = support.caught(op.wait, op, 60)
-        assert.equal("backend_error", err.kind)
-        assert.is_true(paddock.now() - began < 30)
-        world.proxy:release()
-        world.proxy:reset()
-        support.eventually(function()
-          rt:reconcile()
-          return #world:containers() <= 1
-        end, 10)
-      end
-      local box = rt:acquire(ALICE)
-      bob:release()
-      box:release()
-    end)
-
     behind("returns from an acquire with a limit when the limit is over [B201]", function(world)
       local rt = world:open()
       world.proxy:hang("GET", "/json$", "before", { times = -1 })
@@ -119,24 +96,6 @@ for _, engine in ipairs(engines.all(ONLY)) do
       end
       assert.equal(9, #world:containers())
       for _, box in ipairs(boxes) do box:release() end
-    end)
-
-    on("tells a quarantined generation from the next one, also in a new runtime [K2, K3]", function(world)
-      local rt = world:open()
-      local box = rt:acquire(ALICE)
-      local generation = box.generation
-      box:release()
-      rt:reset()
-      -- Recorded by whoever could not stop it.
-      local first = world:open()
-      box = first:acquire(ALICE)
-      assert.equal(generation, box.generation)
-      box:release()
-      first:destroy(box.id)
-      local second = world:open()
-      box = second:acquire(ALICE)
-      assert.not_equal(generation, box.generation)
-      box:release()
     end)
 
     if engines.image "aio" or engine.why then

@@ -193,6 +193,35 @@ describe("an engine's address", function()
   end)
 end)
 
+describe("the plane of a runtime that names none", function()
+  local options = { label_prefix = "paddock.", aio_port = 8080 }
+  local function plane(reference, config, near)
+    return (planes.choose(reference, config and { Config = config }, options, near ~= false))
+  end
+  local PORT = { ["8080/tcp"] = {} }
+
+  it("is the all-in-one server's where the image starts one, not where it merely has the port", function()
+    assert.equal("aio", plane("x/y:1", { ExposedPorts = PORT, Entrypoint = { "/opt/gem/run.sh" } }))
+    assert.equal("aio", plane("x/y:1", { ExposedPorts = PORT, Cmd = { "/usr/bin/aio-server" } }))
+    assert.equal("aio", plane("ghcr.io/agent-infra/sandbox:1.9.3", { ExposedPorts = PORT }))
+    assert.equal("aio", plane("r.example:5000/v/all-in-one-sandbox@sha256:ab", nil))  -- not fetched yet: by its name
+    assert.equal("guest", plane("tomcat:9", { ExposedPorts = PORT, Cmd = { "catalina.sh", "run" } }))
+    assert.equal("guest", plane("x/y:1", { Entrypoint = { "/opt/gem/run.sh" } }))
+    assert.equal("guest", plane("x/y:1", nil))
+    assert.equal("guest", plane(nil, nil))
+    assert.equal("guest", plane("x/y:1", { ExposedPorts = false, Entrypoint = "x", Labels = false }))
+  end)
+
+  it("is what the image's label says, and exec on another machine's engine, where no guest can be mounted", function()
+    assert.equal("exec", plane("x/y:1", { Labels = { ["paddock.plane"] = "exec" } }))
+    assert.equal("guest", plane("x/y:1", { ExposedPorts = PORT, Cmd = { "/a/aio-x" }, Labels = { ["paddock.plane"] = "guest" } }))
+    assert.equal("guest", plane("x/y:1", { Labels = { ["paddock.plane"] = "telnet" } }))
+    assert.equal("exec", plane("x/y:1", {}, false))
+    assert.equal("exec", plane("x/y:1", { Labels = { ["paddock.plane"] = "guest" } }, false))
+    assert.equal("aio", plane("x/y:1", { ExposedPorts = PORT, Cmd = { "/a/aio-x" } }, false))
+  end)
+end)
+
 describe("the docker backend's options", function()
   local function refused(own, more)
     local options = { backend = "docker", backend_options = own }

@@ -44,6 +44,24 @@ local function deployment_of(runtime)
   return io.sha256hex(what):sub(1, 32)
 end
 
+--- Settles how commands get inside, where the options do not say it: by what the configured image has. It is one plane for the whole
+--- runtime, since whether sandboxes enforce tokens themselves is a fact of the runtime.
+local function choose_plane(own, engine, known, runtime)
+  if own.plane then return end
+  local image = runtime.image ~= "" and runtime.image or nil
+  local fine, facts = pcall(function() return image and known:look(image) end)
+  if not fine then -- another engine might be chosen by whoever reads the message; nothing else can be said of the image
+    io.log("debug", "image_unknown", { image = image, message = tostring(facts) })
+    facts = nil
+  end
+  own.plane, own.chosen = planes.choose(image, facts or nil, own, engine.unix ~= nil)
+  option_rules.settle(own)
+  if runtime.stop_timeout and runtime.ownership_ttl then
+    option_rules.check_clock(own, runtime.stop_timeout, runtime.ownership_ttl)
+  end
+  io.log("info", "plane_chosen", { plane = own.plane, message = own.chosen })
+end
+
 --- Makes the backend; the engine must answer.
 ---@param options paddock.DockerOptions?
 ---@param runtime table   the facts of the runtime, as the process backend gets them
@@ -55,13 +73,15 @@ function M.new(options, runtime)
   local own = option_rules.read(options)
   local tls = { ca_file = own.tls_ca, cert_file = own.tls_cert, key_file = own.tls_key }
   local engine = engines.find { host = own.host, tls = tls, limit = own.engine_timeout }
+  local known = images.new(engine, own)
+  choose_plane(own, engine, known, runtime)
   local self = setmetatable({
     name = "docker", engine = engine, options = own, runtime = runtime, store_scope = engine.id,
     capabilities = {
       mounts = engine.unix ~= nil, thread_data_mounts = engine.unix ~= nil, pause = false, snapshot = false, limits = true,
       fenced = own.plane == "guest",
     },
-    places = places.open(runtime.state_dir), images = images.new(engine, own),
+    places = places.open(runtime.state_dir), images = known,
     ports = {},              -- by number: the generation, or `true` while one is being made
     engine_id = engine.id,
   }, Backend)
@@ -96,7 +116,10 @@ function Backend:look(key, limit)
     method = "GET", path = "/containers/" .. engines.percent(key) .. "/json", limit = math.min(limit or LOOK_LIMIT, LOOK_LIMIT),
   }, what, key)
   if not response then
-    if fault.meaning == "absent" then return nil end
+    if fault.meaning == "absent" then
+      if #key == 64 then self.gone = key end
+      return nil
+    end
     engines.refuse(what, fault)
   end
   local state = view.inspected(response.data, self.options.aio_port)
@@ -271,6 +294,11 @@ function Backend:_name_taken(id, fault)
   if state.running then
     local info = self:discover(id)
     if info then return info end
+    local plane = state.labels[self.options.label_prefix .. "plane"]
+    if plane ~= self.options.plane then
+      errors.raise("backend_error", ("the container %s was made for the plane %q, and this runtime's is %q: set backend_options.plane")
+        :format(name, plane, self.options.plane), { reason = "name_taken", sandbox_id = id })
+    end
     errors.raise("backend_error", ("the container %s runs and does not answer, so that it can be neither used nor replaced (%s)")
       :format(name, fault.message), { reason = "name_taken", sandbox_id = id })
   end
@@ -312,7 +340,13 @@ function Backend:_plan(spec, image, network)
     image = image, options = self.options, mounts = mounts, env = spec.env or {}, limits = spec.limits or {}, network = network,
     sandbox_id = spec.sandbox_id, podman = self.engine.podman,
   }
+  if self.options.chosen and self.options.plane == "aio" and image ~= self.runtime.image
+    and planes.choose(image, facts, self.options, self.engine.unix ~= nil) ~= "aio" then
+    errors.raise("invalid_argument", ("the image %s has no all-in-one server, and the configured one has: set backend_options.plane to "
+      .. "\"guest\" or \"exec\", which work in both"):format(image), { reason = "image" })
+  end
   local root = is_root(self.options, facts)
+  plan.image_env = type(facts.Config) == "table" and type(facts.Config.Env) == "table" and facts.Config.Env or {}
   plan.cap_add = self.options.cap_add or (root and option_rules.ROOT_CAPABILITIES) or {}
   -- Another user than root cannot write where the engine makes a folder.
   local kind = self.options.workspace or ((self.options.read_only_root or not root) and "tmpfs" or "layer")
@@ -358,6 +392,23 @@ function Backend:_make(spec, plan, instance, undo)
   end
 end
 
+--- The state of a container that has just been started. What was sent says all of it, but for the port and address of one that is
+--- reached over the network: only then is the engine asked. One that has ended meanwhile is found by whoever waits for its answer.
+---@return paddock.ContainerState
+function Backend:_started(id, plan)
+  if self.options.plane == "aio" then
+    local state = self:look(id)
+    if state then return state end
+    errors.raise("backend_error", ("the container of sandbox %s was removed while it started"):format(plan.sandbox_id),
+      { reason = "start" })
+  end
+  self.events:saw_running(id, plan.sandbox_id)
+  return {
+    id = id, name = self:container_name(plan.sandbox_id), status = "running", running = true, paused = false, oom = false,
+    created_at = os.time(), labels = plan.labels, env = plan.image_env, image = plan.image,
+  }
+end
+
 --- Makes a sandbox. It runs when it is returned; `ready` waits for its answer.
 ---@param spec table
 ---@return table info
@@ -375,11 +426,7 @@ function Backend:create(spec)
   self.plane:prepare(plan, undo)
   local id, found = self:_make(spec, plan, instance, undo)
   if found then return found end
-  local state = self:look(id)
-  if not state then
-    errors.raise("backend_error", ("the container of sandbox %s was removed while it started"):format(spec.sandbox_id),
-      { reason = "start" })
-  end
+  local state = self:_started(id, plan)
   self.plane:made(plan, state)
   undo:keep()
   return self:info_of(state)
@@ -511,17 +558,21 @@ function Backend:destroy(info, opts)
   if info.engine and info.engine ~= self.engine_id then
     errors.raise("backend_error", what .. ": it lives in another engine than " .. self.engine.address, { reason = "another_engine" })
   end
-  if self.options.stop_grace > 0 then -- politely first; whatever comes of it, the removal below decides
+  if self.options.stop_grace > 0 then -- politely first; whatever comes of it, the removal below decides, in half of the time at least
     self.engine:send { method = "POST", path = "/containers/" .. generation .. "/stop", body = "",
-                       query = { t = math.ceil(self.options.stop_grace) }, limit = math.min(left(), self.options.stop_grace + 10) }
+                       query = { t = math.ceil(self.options.stop_grace) }, limit = math.min(left() / 2, self.options.stop_grace + 10) }
   end
   local pause = 0.02
+  local expected <close> = self.events:expect(generation)
   while true do
     local response, err = self.engine:send {
       method = "DELETE", path = "/containers/" .. generation, query = { force = true, v = true }, limit = left(),
     }
     if not response then engines.unreachable(self.engine, what, err) end
-    if response.status < 400 then return true end
+    if response.status < 400 then
+      expected.done = true
+      return true
+    end
     local fault = engines.fault(response, generation)
     if fault.meaning == "absent" then return true end
     local state = self:look(generation, left())
@@ -545,7 +596,8 @@ end
 function Backend:finish(id, info)
   if not (type(info) == "table" and info.generation) then return end
   local generation = generation_of(info, "finish")
-  if self:look(generation) then
+  -- Its id is never another's: what the engine has called absent just now need not be asked about again.
+  if self.gone ~= generation and self:look(generation) then
     errors.raise("backend_error", ("sandbox %s is not gone yet"):format(id), { reason = "alive", sandbox_id = id })
   end
   self.leftovers:finish(info)

@@ -51,7 +51,7 @@ function M.examine(options, image)
     address = engine.address, api = engine.version, lacks = M.lacks(engine.facts, own),
     product = (engine.podman and "Podman " or "Docker ") .. tostring(data.Version or "?"),
   }
-  if own.plane == "guest" and not engine.unix then
+  if own.plane == "guest" and not engine.unix then -- named so: where it is chosen, such an engine gets another
     report.lacks[#report.lacks + 1] = "it is on another machine, where the guest cannot be mounted: set backend_options.plane"
   end
   if not image then

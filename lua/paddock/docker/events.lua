@@ -19,12 +19,13 @@ local REMEMBERED = 4096              -- deaths; older ones are forgotten: the en
 ---@field standing boolean            the stream stands, and the list was read after it
 ---@field running table<string, string>   by generation: the sandbox's id
 ---@field dead table<string, boolean>
+---@field expected table<string, boolean>   generations that are being taken down here: their deaths are no news
 local Events = {}
 Events.__index = Events
 
 ---@param backend paddock.DockerBackend
 function M.new(backend)
-  return setmetatable({ backend = backend, standing = false, running = {}, dead = {}, order = {} }, Events)
+  return setmetatable({ backend = backend, standing = false, running = {}, dead = {}, expected = {}, order = {} }, Events)
 end
 
 --- What is known of a generation without asking: "dead", "running", or nil.
@@ -38,19 +39,38 @@ end
 
 --- A look at the engine has found it running.
 function Events:saw_running(generation, id)
-  if not self.dead[generation] then self.running[generation] = id end
-end
-
---- It is gone and cleaned up.
-function Events:forget(generation)
-  self.running[generation] = nil
-end
-
-function Events:_died(generation, id, reason, deaths)
   if self.dead[generation] then return end
+  self.running[generation], self.expected[generation] = id, nil
+end
+
+--- Its death will be this runtime's own doing: nobody is waiting to hear of it, and the stream need not end for it. Closed, the
+--- answer takes that back, unless it is `done`: then it lasts until the generation is forgotten.
+---@param generation string
+function Events:expect(generation)
+  self.expected[generation] = true
+  return setmetatable({ done = false }, { __close = function(this)
+    if not this.done then self.expected[generation] = nil end
+  end })
+end
+
+--- It is gone and cleaned up: what the stream has to say of it yet is no news.
+function Events:forget(generation)
+  self:_bury(generation)
+  self.expected[generation] = nil
+end
+
+--- Whether that is news.
+function Events:_bury(generation)
+  if self.dead[generation] then return false end
   self.running[generation], self.dead[generation] = nil, true
   self.order[#self.order + 1] = generation
   if #self.order > REMEMBERED then self.dead[table.remove(self.order, 1)] = nil end
+  return true
+end
+
+function Events:_died(generation, id, reason, deaths)
+  if not self:_bury(generation) then return end
+  if self.expected[generation] then return end
   deaths[#deaths + 1] = { sandbox_id = id, generation = generation, reason = reason }
 end
 

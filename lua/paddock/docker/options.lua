@@ -175,7 +175,7 @@ end
 ---@field tls_ca? string             certificates that the engine's own must be signed by
 ---@field tls_cert? string           the client's certificate
 ---@field tls_key? string            and its key
----@field plane? "guest"|"aio"|"exec" how commands and files get inside
+---@field plane? "guest"|"aio"|"exec" how commands and files get inside (by what the configured image has: planes.choose)
 ---@field guest? string              path of paddock-guest
 ---@field prefix? string             a container's name is prefix-ID ("paddock")
 ---@field label_prefix? string       of the labels ("paddock.")
@@ -213,7 +213,7 @@ local OPTIONS = {
 }
 
 local DEFAULTS = {
-  plane = "guest", prefix = "paddock", label_prefix = "paddock.", workdir = "/workspace", workspace_size = 1024 * MIB,
+  prefix = "paddock", label_prefix = "paddock.", workdir = "/workspace", workspace_size = 1024 * MIB,
   read_only_root = false, tmp_size = 256 * MIB, shm_size = 64 * MIB, cap_drop = { "ALL" },
   security_opt = { "no-new-privileges" }, pull = "missing", pull_timeout = 600, aio_port = 8080, engine_timeout = 30,
 }
@@ -235,31 +235,45 @@ function M.read(given)
   for key, value in pairs(DEFAULTS) do
     if out[key] == nil then out[key] = value end
   end
-  if out.stop_grace == nil then out.stop_grace = out.plane == "aio" and 5 or 0 end
   if out.workdir:find("/%.%.?/") or (out.workdir .. "/"):find("/%.%.?/") or not out.workdir:find("^/[^/]") then
     refuse("backend_options.workdir", "must be an absolute path below /, without . and ..")
   end
   if (out.tls_cert == nil) ~= (out.tls_key == nil) then
     refuse(out.tls_cert and "backend_options.tls_key" or "backend_options.tls_cert", "is missing: a certificate goes with its key")
   end
-  if given and given.base_port and out.plane ~= "aio" then
-    refuse("backend_options.base_port", 'has a meaning for plane "aio" only: the others publish no port')
-  end
+  if out.plane then M.settle(out) end
   return out
+end
+
+--- What depends on the plane, once it is known.
+---@param own paddock.DockerOptions   with `plane`
+function M.settle(own)
+  if own.stop_grace == nil then own.stop_grace = own.plane == "aio" and 5 or 0 end
+  if own.base_port and own.plane ~= "aio" then
+    refuse("backend_options.base_port", ('has a meaning for plane "aio" only: the others publish no port, and this one is %q')
+      :format(own.plane))
+  end
+end
+
+--- No guest inside refuses a former owner: only the clock does.
+---@param own paddock.DockerOptions
+---@param stop_timeout number
+---@param ttl number
+function M.check_clock(own, stop_timeout, ttl)
+  if own.plane == "guest" then return end
+  local margin = ttl / 10
+  if stop_timeout + margin >= ttl then
+    refuse("stop_timeout", ("(%g s) and a margin of %g s must stay below ownership.ttl (%g s) with backend_options.plane = %q%s: "
+      .. "without a guest inside, a stop that outlives its lease could hit the next owner"):format(stop_timeout, margin,
+      ttl, own.plane, own.chosen and " (chosen: " .. own.chosen .. ")" or ""))
+  end
 end
 
 --- What needs no look at the machine: for paddock.config.
 ---@param options table   normalized
 function M.options(options)
   local own = M.read(options.backend_options)
-  if own.plane ~= "guest" then -- no guest inside refuses a former owner: only the clock does
-    local ttl, margin = options.ownership.ttl, options.ownership.ttl / 10
-    if options.stop_timeout + margin >= ttl then
-      refuse("stop_timeout", ("(%g s) and a margin of %g s must stay below ownership.ttl (%g s) with backend_options.plane = %q: "
-        .. "without a guest inside, a stop that outlives its lease could hit the next owner"):format(options.stop_timeout, margin,
-        ttl, own.plane))
-    end
-  end
+  if own.plane then M.check_clock(own, options.stop_timeout, options.ownership.ttl) end
 end
 
 --- What a look at the machine says.

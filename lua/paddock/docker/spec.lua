@@ -25,6 +25,7 @@ local KEEPALIVE = "trap 'exit 0' TERM INT; while :; do sleep 86400 & wait $!; do
 ---@field tmpfs_workspace boolean?
 ---@field cap_add string[]
 ---@field podman boolean?
+---@field image_env string[]             what the image sets
 ---@field port { address: string, port: integer? }?   to publish the all-in-one port on
 
 local function bind(source, target, read_only)
