@@ -1,6 +1,7 @@
 /* test_http.c -- requests against a small server of our own: what it sees is what counts, most of all how often. */
 #include "http.h"
 #include "conn.h"
+#include "descriptors.h"
 #include "test.h"
 
 #include <arpa/inet.h>
@@ -641,6 +642,46 @@ static void *many(void *bad)
             atomic_fetch_add((atomic_int *)bad, 1);
     }
     return NULL;
+}
+
+TEST("the budget of descriptors is what it was after answers, errors, time-outs, cancels, refusals and streams that were stopped [B117]")
+{
+    pieces all = { .stop_at = 0 }, some = { .stop_at = 8 };
+    int before = pdk_descriptors_taken();
+    for (int i = 0; i < 3; i++) {
+        AUTO_OUTCOME a = ASK(un.url, "/ok");
+        AUTO_OUTCOME b = ASK(tcp.url, "/close", .fresh = true);
+        AUTO_OUTCOME c = ASK("http://127.0.0.1:1", "/", .timeout = 1);
+        AUTO_OUTCOME d = ASK(un.url, "/half");
+        AUTO_OUTCOME e = ASK(tcp.url, "/slow", .timeout = 0.05);
+        AUTO_OUTCOME f = ASK(tcp.url, "/chunks", .on_body = take_piece, .on_body_ctx = &all);
+        AUTO_OUTCOME g = ASK(tcp.url, "/chunks", .on_body = take_piece, .on_body_ctx = &some);
+        AUTO_OUTCOME h = ASK("no url", "");
+        CHECK(a.rc == 0 && b.rc < 0 && c.rc < 0 && d.rc < 0 && e.rc < 0 && f.rc == 0 && g.rc == 0 && h.rc < 0);
+        CHECK_INT(pdk_descriptors_taken(), before);
+    }
+    pdk_limit limit = { .deadline = pdk_after(pdk_now_monotonic(), pdk_seconds(0.05)) };
+    const pdk_limit *former = pdk_limit_enter(&limit);
+    AUTO_OUTCOME late = ASK(un.url, "/slow", .timeout = 5);
+    AUTO_OUTCOME later = ASK(un.url, "/ok"); /* over before it begins */
+    atomic_bool flag = false;
+    pdk_limit cancellable = { .deadline = PDK_NEVER, .cancelled = &flag };
+    pdk_limit_enter(&cancellable);
+    pthread_t t;
+    pthread_create(&t, NULL, cancel_soon, &flag);
+    AUTO_OUTCOME cancelled = ASK(tcp.url, "/slow");
+    pthread_join(t, NULL);
+    pdk_limit_enter(former);
+    CHECK(late.rc < 0 && later.rc < 0);
+    CHECK_KIND(cancelled.err, PDK_E_CANCELLED);
+    CHECK_INT(pdk_descriptors_taken(), before);
+    pdk_descriptors_pretend(1); /* none is free: what cannot take any gives none back */
+    CHECK_INT(pdk_descriptors_take(1, &PDK_NO_LIMIT, PDK_NEVER, &(pdk_error){ 0 }), 0);
+    AUTO_OUTCOME none = ASK(un.url, "/ok", .timeout = 0.05);
+    CHECK(none.rc < 0);
+    CHECK_INT(pdk_descriptors_taken(), before + 1);
+    pdk_descriptors_give(1);
+    pdk_descriptors_pretend(0);
 }
 
 TEST("sixteen threads share the pool, which stays within its bound")

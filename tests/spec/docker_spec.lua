@@ -195,8 +195,8 @@ end)
 
 describe("the plane of a runtime that names none", function()
   local options = { label_prefix = "paddock.", aio_port = 8080 }
-  local function plane(reference, config, near)
-    return (planes.choose(reference, config and { Config = config }, options, near ~= false))
+  local function plane(reference, made, near)
+    return (planes.choose(reference, made and { Config = made }, options, near ~= false))
   end
   local PORT = { ["8080/tcp"] = {} }
 
