@@ -518,8 +518,8 @@ static int build_spec(acq *a, pdk_pack *spec)
     pdk_kv_view(&ctx, &m, "requirements", req);
     pdk_end(&ctx, &m);
     if (pdk_policy_compose(rt->policies, pdk_view_of(&ctx), &composed, a->err) < 0 ||
-        pdk_mounts_prepare(pdk_view_of(&composed), pdk_view_get(options, "mounts"), pdk_view_get(options, "mount_roots"), rt->log,
-                           &mounts, a->err) < 0) {
+        pdk_mounts_prepare(pdk_view_of(&composed), pdk_view_get(options, "mounts"), pdk_view_get(options, "mount_roots"),
+                           rt->config.state_dir, rt->log, &mounts, a->err) < 0) {
         pdk_error_set_id(a->err, a->id);
         return -1;
     }

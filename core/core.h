@@ -280,9 +280,10 @@ int pdk_store_scope_of_machine(pdk_runtime *rt, char *out, size_t size, pdk_erro
 /* ---- mounts.c ---- */
 /* Carries out what mounts.compose answered, then the option `mounts` (extra): checks roots, makes directories, sets modes,
  * leaves out what is not there, the whole of an optional group of which one failed, and configured mounts where the policy wants
- * none ({ exclude = }). `out` gets the list for the backend's spec, each target once; what was dropped goes to `log` (or NULL). A
+ * none ({ exclude = }); no source may hold the state directory (NULL = none), or lie in it. `out` gets the list for the backend's spec, each target once; what was dropped goes to `log` (or NULL). A
  * failure has made nothing. */
-int pdk_mounts_prepare(pdk_view composed, pdk_view extra, pdk_view roots, pdk_log *log, pdk_pack *out, pdk_error *err);
+int pdk_mounts_prepare(pdk_view composed, pdk_view extra, pdk_view roots, const char *state_dir, pdk_log *log, pdk_pack *out,
+                       pdk_error *err);
 
 /* ---- reaper.c ---- */
 int pdk_reap(pdk_runtime *rt, pdk_error *err);      /* one pass */

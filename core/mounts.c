@@ -469,33 +469,59 @@ static bool excluded(pdk_view composed, const mount *m, pdk_log *log)
     return false;
 }
 
+/* Whether `path` is `folder`, or lies below it. */
+static bool within(const char *path, const char *folder)
+{
+    size_t n = strcmp(folder, "/") == 0 ? 0 : strlen(folder);
+    return strncmp(path, folder, n) == 0 && (path[n] == '/' || path[n] == '\0');
+}
+
+/* Records, leases, sockets and secrets of all sandboxes are there: none of it may be seen from inside one (K19). */
+static int check_apart(const mount *m, const char *state_dir, pdk_error *err)
+{
+    char state[PATH_MAX], at[PATH_MAX];
+    if (state_dir == NULL || realpath(state_dir, state) == NULL)
+        return 0;
+    if (realpath(m->at, at) == NULL)
+        snprintf(at, sizeof at, "%s", m->at);
+    return within(state, at) || within(at, state) ? refuse(err, 0, m, "and the state directory (option state_dir) lie one in the other: "
+                                                           "what runtimes keep there must stay out of sandboxes")
+                                                  : 0;
+}
+
+typedef struct rules { /* of one call */
+    pdk_view composed, roots;
+    const char *state_dir; /* or NULL */
+    pdk_log *log;
+} rules;
+
 /* Checks one more of a list into all[*n]; -1 = the whole is refused. */
-static int check_next(pdk_view v, bool configured, pdk_view composed, pdk_view roots, mount *all, size_t *n, pdk_log *log, pdk_error *err)
+static int check_next(const rules *r, pdk_view v, bool configured, mount *all, size_t *n, pdk_error *err)
 {
     mount *m = &all[*n];
     if (!pdk_view_is_nil(pdk_view_get(v, "exclude")))
         return 0;
     if (parse(v, m, configured, err) < 0)
         return -1;
-    if (excluded(composed, m, log) || taken(all, *n, log))
+    if (excluded(r->composed, m, r->log) || taken(all, *n, r->log))
         return 0;
-    if (locate(m, roots, err) < 0)
+    if (locate(m, r->roots, err) < 0 || check_apart(m, r->state_dir, err) < 0)
         return -1;
     m->leave_out = m->failed = group_is_out(all, *n, m->group);
     ++*n;
-    return m->leave_out || check(m, err) == 0 ? 0 : leave_group_out(all, *n, m, log, err);
+    return m->leave_out || check(m, err) == 0 ? 0 : leave_group_out(all, *n, m, r->log, err);
 }
 
 /* All of both lists, checked; returns how many, or -1. */
-static long check_all(pdk_view composed, pdk_view extra, pdk_view roots, mount *all, pdk_log *log, pdk_error *err)
+static long check_all(const rules *r, pdk_view extra, mount *all, pdk_error *err)
 {
-    const pdk_view lists[] = { composed, extra };
+    const pdk_view lists[] = { r->composed, extra };
     size_t n = 0;
     for (int l = 0; l < 2; l++) {
         size_t cursor = 0;
         pdk_view key, v;
         while (pdk_view_next(lists[l], &cursor, &key, &v))
-            if (check_next(v, l == 1, composed, roots, all, &n, log, err) < 0)
+            if (check_next(r, v, l == 1, all, &n, err) < 0)
                 return -1;
     }
     return (long)n;
@@ -511,13 +537,15 @@ static void put(pdk_pack *out, pdk_mark *list, const char *source, const char *t
     list->count++;
 }
 
-int pdk_mounts_prepare(pdk_view composed, pdk_view extra, pdk_view roots, pdk_log *log, pdk_pack *out, pdk_error *err)
+int pdk_mounts_prepare(pdk_view composed, pdk_view extra, pdk_view roots, const char *state_dir, pdk_log *log, pdk_pack *out,
+                       pdk_error *err)
 {
+    const rules r = { composed, roots, state_dir, log };
     size_t room = pdk_view_count(composed) + pdk_view_count(extra);
     mount *all = calloc(room + 1, sizeof *all);
     if (all == NULL)
         return pdk_fail(err, PDK_E_NO_MEMORY, 0, "no memory for %zu mounts", room);
-    long n = check_all(composed, extra, roots, all, log, err);
+    long n = check_all(&r, extra, all, err);
     int rc = n < 0 ? -1 : 0;
     for (long i = 0; rc == 0 && i < n; i++)
         if (make(&all[i], err) < 0)

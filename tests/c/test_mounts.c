@@ -75,7 +75,7 @@ static outcome prepare(const char *composed, const char *extra, const char *root
     pack_lua(&e, text);
     fill(text, sizeof text, roots);
     pack_lua(&r, text);
-    o.rc = pdk_mounts_prepare(pdk_view_of(&c), pdk_view_of(&e), pdk_view_of(&r), NULL, &o.out, &o.err);
+    o.rc = pdk_mounts_prepare(pdk_view_of(&c), pdk_view_of(&e), pdk_view_of(&r), at("state"), NULL, &o.out, &o.err);
     return o;
 }
 
@@ -491,6 +491,36 @@ TEST("optional: what fails leaves its whole name out, whichever of them fails, a
     }
     /* What is outside of every root is the policy's fault, and not one folder's. */
     expect("{ { source = '/etc', target = '/e', optional = 'g' } }", PDK_E_POLICY_ERROR, "mount_roots");
+}
+
+TEST("no source may show the state directory, or lie in it, also through a link or by the option [K19]")
+{
+    begin();
+    folder("state");
+    folder("state/leases");
+    folder("root/mine");
+    link_to(at("state"), "root/other");
+    static const char *const lists[] = {
+        "{ { source = '@', target = '/a' } }", "{ { source = '@/state', target = '/a' } }",
+        "{ { source = '@/state/leases', target = '/a', read_only = true } }", "{ { source = '@/root/other', target = '/a' } }",
+        "{ { source = '/', target = '/a' } }", "{ { source = '@/root/other/leases', target = '/a' } }",
+        "{ { source = '@/state/new', target = '/a', create = '0777' } }",
+    };
+    for (size_t i = 0; i < sizeof lists / sizeof *lists; i++) {
+        outcome o = prepare(lists[i], "{}", "{ '/' }");
+        CHECK_INT(o.rc, -1);
+        CHECK_KIND(o.err, PDK_E_POLICY_ERROR);
+        CHECK_HAS(o.err.message, "state_dir");
+        end(&o);
+        o = prepare("{}", lists[i], "{}");
+        CHECK_INT(o.rc, -1);
+        CHECK_KIND(o.err, PDK_E_INVALID_ARGUMENT);
+        end(&o);
+    }
+    CHECK_INT(mode_of("state/new"), -1);
+    outcome o = prepare("{ { source = '@/root/mine', target = '/a' } }", "{ { source = '@/root', target = '/b' } }", "{ '@/root' }");
+    CHECK_INT(o.rc, 0);
+    end(&o);
 }
 
 TEST("exclude keeps configured mounts away from a target and from below it, and only those [D12]")

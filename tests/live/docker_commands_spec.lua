@@ -96,7 +96,8 @@ for _, engine in ipairs(engines.all()) do
     end)
 
     on("mounts in the long form, and keeps a workspace in data_dir beyond the sandbox [G5]", function(world)
-      local odd = world.state .. (engine.name == "podman" and "/a b" or "/a:b,c d") -- Podman's compatible API splits at : and ,
+      local place = support.tmpdir()
+      local odd = place .. (engine.name == "podman" and "/a b" or "/a:b,c d") -- Podman's compatible API splits at : and ,
       support.sh("mkdir -p '" .. odd .. "' '" .. world.state .. "/data'; echo hi > '" .. odd .. "/f'")
       local rt = world:open {
         data_dir = world.state .. "/data", mounts = { { source = odd, target = "/odd" } },
@@ -113,6 +114,7 @@ for _, engine in ipairs(engines.all()) do
       assert.equal("1", box:read "/workspace/kept")
       box:release()
       support.sh("rm -rf '" .. world.state .. "/data'")
+      support.cleanup()
     end)
 
     on("gives a user that is not root, and a read-only root, a workspace of its own", function(world)
