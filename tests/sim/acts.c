@@ -9,6 +9,7 @@
 
 #include "async.h"
 #include "box.h"
+#include "op_internal.h"
 #include <openssl/sha.h>
 #include <stdio.h>
 #include <string.h>
@@ -470,11 +471,15 @@ int act_shutdown(pdk_runtime *rt, pdk_error *err)
     return rc == 1 ? 0 : -1;
 }
 
-/* A thread of it stalls, with a sandbox at hand. */
+/* A thread of it stalls, with a sandbox at hand: an acquire that is drained, or an operation (a release, say) whose caller may have
+ * been told by its deadline. Without locks: nothing runs now. */
 static bool drains(const inst *in)
 {
     for (int i = 0; i < MAX_ACTS; i++)
         if (acts[i].p != NULL && acts[i].in == in)
+            return true;
+    for (const pdk_op *op = in->rt->ops->all; op != NULL; op = op->next)
+        if (op->stage != PDK_OP_ENDED)
             return true;
     return false;
 }
