@@ -199,43 +199,48 @@ for _, engine in ipairs(engines.all(ONLY)) do
       { "network", "POST", "^/networks/create$", plane = "aio" },
       { "network's removal", "DELETE", "^/networks/", plane = "aio", act = "destroy" },
     }
-    for _, hang in ipairs(HANGS) do
-      containers.on(engine, { plane = hang.plane or "guest", proxy = true })(
-        ("is bounded when the call for the %s hangs, and the rest goes on [B104, B201]"):format(hang[1]), function(world)
-          local own = { engine_timeout = 2 }
-          for key, value in pairs(hang.own or {}) do own[key] = value end
-          local image = hang.plane == "aio" and engines.image "aio" or nil
-          local rt = world:open { image = image, backend_options = own, stop_timeout = 3, ready_timeout = 10, command_timeout = 3 }
-          local other = world:open { image = image, backend_options = { host = "unix://" .. engine.socket }, scope = "other" }
-          local box = hang.act and rt:acquire(ALICE)
-          local id = box and box.id
-          if hang.act == "destroy" or hang.act == "reconcile" then box:release() end
-          world.proxy:hang(hang[2], hang[3], "before", { times = -1 })
-          local began = paddock.now()
-          local fine, err
-          if hang.act == "destroy" then fine, err = pcall(rt.destroy, rt, id)
-          elseif hang.act == "reconcile" then fine, err = pcall(rt.reconcile, rt)
-          elseif hang.act == "exec" then fine, err = pcall(box.exec, box, "true")
-          else fine, err = pcall(rt.acquire, rt, ALICE) end
-          assert.is_true(paddock.now() - began < LIMIT, "it took " .. paddock.now() - began .. " s")
-          assert.is_true(world.proxy:count(hang[2], (hang[3]:gsub("%[%^/%]%*", "[^/]*"))) >= 1, "nothing hung")
-          local kind = fine or err.kind
-          assert.is_truthy(fine or kind == "backend_error" or kind == "timeout" or kind == "unready", tostring(err))
-          local bob = other:acquire(BOB)                         -- nobody else waits
-          assert.matches("ok", bob:exec("echo ok").stdout)
-          bob:release()
-          world.proxy:release()
-          world.proxy:reset()
-          if hang.act == "exec" then box:release() end
-          local again, one
-          support.eventually(function()                          -- and it works again
-            if hang.act == "destroy" then pcall(rt.destroy, rt, id) end -- a stop that failed is repeated
-            again, one = pcall(rt.acquire, rt, ALICE)
-            return again
-          end, 20)
-          assert.is_true(again, tostring(one))
-          one:release()
-        end)
+    -- What a hung call does is the same on either engine, and takes seconds: each is tried on one of them, or on both if asked.
+    local THOROUGH = os.getenv "PDK_THOROUGH" == "1"
+    for i, hang in ipairs(HANGS) do
+      local here = THOROUGH or (i % 2 == 0) == (engine.name == "podman")
+      if here then
+        containers.on(engine, { plane = hang.plane or "guest", proxy = true })(
+          ("is bounded when the call for the %s hangs, and the rest goes on [B104, B201]"):format(hang[1]), function(world)
+            local own = { engine_timeout = 2 }
+            for key, value in pairs(hang.own or {}) do own[key] = value end
+            local image = hang.plane == "aio" and engines.image "aio" or nil
+            local rt = world:open { image = image, backend_options = own, stop_timeout = 3, ready_timeout = 10, command_timeout = 3 }
+            local other = world:open { image = image, backend_options = { host = "unix://" .. engine.socket }, scope = "other" }
+            local box = hang.act and rt:acquire(ALICE)
+            local id = box and box.id
+            if hang.act == "destroy" or hang.act == "reconcile" then box:release() end
+            world.proxy:hang(hang[2], hang[3], "before", { times = -1 })
+            local began = paddock.now()
+            local fine, err
+            if hang.act == "destroy" then fine, err = pcall(rt.destroy, rt, id)
+            elseif hang.act == "reconcile" then fine, err = pcall(rt.reconcile, rt)
+            elseif hang.act == "exec" then fine, err = pcall(box.exec, box, "true")
+            else fine, err = pcall(rt.acquire, rt, ALICE) end
+            assert.is_true(paddock.now() - began < LIMIT, "it took " .. paddock.now() - began .. " s")
+            assert.is_true(world.proxy:count(hang[2], (hang[3]:gsub("%[%^/%]%*", "[^/]*"))) >= 1, "nothing hung")
+            local kind = fine or err.kind
+            assert.is_truthy(fine or kind == "backend_error" or kind == "timeout" or kind == "unready", tostring(err))
+            local bob = other:acquire(BOB)                         -- nobody else waits
+            assert.matches("ok", bob:exec("echo ok").stdout)
+            bob:release()
+            world.proxy:release()
+            world.proxy:reset()
+            if hang.act == "exec" then box:release() end
+            local again, one
+            support.eventually(function()                          -- and it works again
+              if hang.act == "destroy" then pcall(rt.destroy, rt, id) end -- a stop that failed is repeated
+              again, one = pcall(rt.acquire, rt, ALICE)
+              return again
+            end, 20)
+            assert.is_true(again, tostring(one))
+            one:release()
+          end)
+      end
     end
   end)
 end
