@@ -265,7 +265,7 @@ for _, engine in ipairs(engines.all(ONLY)) do
 
     on("replaces one whose guest was cut off or impersonated from inside: it is not discovered [G7, B056, B064, B219]", function(world)
       local rt = world:open { health_ttl = 0 }
-      for _, trick in ipairs {
+      for i, trick in ipairs {
         "rm /.paddock/socket",
         "i=$(sed -n 's|.*/docker/\\([0-9a-f]*\\)/guest /.paddock .*|\\1|p' /proc/self/mountinfo); rm /.paddock/socket; "
           .. "printf 'generation=%s\\0listen=/.paddock/socket\\0' $i > /tmp/s; /.paddock-guest --settings /tmp/s > /dev/null 2>&1 & "
@@ -273,15 +273,25 @@ for _, engine in ipairs(engines.all(ONLY)) do
       } do
         local box = rt:acquire(ALICE)
         local generation = box.generation
-        box:exec(trick)
+        local instance = world:look(generation).Config.Labels["paddock.instance"]
+        local done = box:exec(trick, { timeout = 60 })
+        assert.same({ "completed", 0 }, { done.outcome, done.exit_code })
+        -- The guest answers nobody who does not say its secret; the impostor answers anybody.
+        local ask = ("curl -s -m 5 --unix-socket %s/docker/%s/guest/socket http://x/v1/sandbox || true"):format(world.state, instance)
+        assert.is_true(support.eventually(function()
+          return (support.sh(ask):find(instance, 1, true) ~= nil) == (i == 2)
+        end, 20))
         box:release()
         rt:reset()
         rt = world:open { health_ttl = 0, ownership = { type = "memory" } }
-        support.eventually(function() -- it is unowned: whoever finds it must not trust it
+        box = nil
+        -- It is unowned: whoever finds it must not trust it. An acquire cannot replace it before a reconcile has adopted it, and the one
+        -- that begins at the start passes it over while an acquire is under way.
+        assert.is_true(support.eventually(function()
           local fine, found = pcall(rt.acquire, rt, ALICE)
-          if fine then box = found end
+          if fine then box = found else rt:reconcile() end
           return fine
-        end, 20)
+        end, 20))
         assert.not_equal(generation, box.generation)
         assert.equal("created", box.source)
         box:release()
