@@ -52,6 +52,7 @@ typedef struct transfer { /* one request; the calling thread's */
     char unix_path[108]; /* what is connected to: unix_socket, or a way to it that is short enough */
     int dir_fd;          /* the folder of a long one, or -1; owned */
     int opened;          /* the socket that libcurl connects, or -1; libcurl's */
+    int pooled;          /* that of a connection which has served before, or -1; libcurl's */
     bool tls;
     bool direct;
     pdk_quiet quiet;   /* around libcurl; let go while on_body runs */
@@ -285,7 +286,7 @@ static bool bad_seconds(double s)
 
 static int take_request(transfer *t, const pdk_http_request *req, char *key, size_t key_size, pdk_error *err)
 {
-    *t = (transfer){ .req = req, .dir_fd = -1, .opened = -1, .max_body = req->max_body == 0 ? MAX_BODY : req->max_body };
+    *t = (transfer){ .req = req, .dir_fd = -1, .opened = -1, .pooled = -1, .max_body = req->max_body == 0 ? MAX_BODY : req->max_body };
     if (req->method == NULL || !is_token(req->method, strlen(req->method)) || strlen(req->method) > 20)
         return pdk_fail(err, PDK_E_INVALID_ARGUMENT, 0, "not an HTTP method (%.40s)", req->method ? req->method : "none");
     if (req->url == NULL)
@@ -313,12 +314,14 @@ static bool may_have_left(const transfer *t)
     return t->tls || curl_easy_getinfo(t->easy, CURLINFO_REQUEST_SIZE, &sent) != CURLE_OK || sent > 0;
 }
 
-/* Who listens on the socket that was just connected; false: not who should. */
+/* Who listened when the connection was made, a pooled one too: an answer must not be without it because somebody else, who did not
+ * care, had asked over that connection before. False: not who should. */
 static bool see_peer(transfer *t)
 {
     struct ucred who = { 0 };
     socklen_t len = sizeof who;
-    if (t->req->unix_socket == NULL || t->opened < 0 || getsockopt(t->opened, SOL_SOCKET, SO_PEERCRED, &who, &len) < 0)
+    int fd = t->opened >= 0 ? t->opened : t->pooled;
+    if (t->req->unix_socket == NULL || fd < 0 || getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &len) < 0)
         return true;
     t->peer = who.pid;
     t->impostor = t->req->peer > 0 && who.pid > 0 && who.pid != t->req->peer;
@@ -609,6 +612,7 @@ static void set_deadlines(transfer *t, const pdk_limit *limit, pdk_ns now)
 static ending attempt(transfer *t, pdk_conn *c, const pdk_limit *limit, CURLcode *code)
 {
     t->opened = -1;
+    t->pooled = c->reused ? c->socket : -1;
     t->backlog_full = false;
     *code = set_options(t, pdk_now_monotonic());
     if (*code == CURLE_OK && curl_multi_add_handle(c->multi, c->easy) != CURLM_OK)

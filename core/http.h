@@ -46,7 +46,7 @@ typedef struct pdk_http_response { /* freed by pdk_http_response_free */
     char *body;                  /* NUL after body_len bytes */
     size_t body_len;
     char *headers;               /* "Name: value\n"... */
-    int peer;                    /* of a new connection to a unix socket: who listens there, or 0 = not to be seen from here */
+    int peer;                    /* of a unix socket: who listened when the connection was made, or 0 = not to be seen from here */
 } pdk_http_response;
 
 /* What is known of a failed request: whether the peer can have acted on it. */

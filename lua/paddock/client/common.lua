@@ -110,7 +110,7 @@ end
 ---@field command_timeout number
 ---@field max_output integer
 ---@field closed boolean
----@field seen_peer? integer         who listened at the last new connection, where it could be seen
+---@field seen_peer? integer         who listens at the last answer's connection, where it could be seen
 
 --- A new object of `class`, with the fields of paddock.Client.
 ---@param class table
