@@ -304,6 +304,9 @@ for _, engine in ipairs(engines.all(ONLY)) do
       local io = require "paddock.io"
       local response = assert(io.http { url = "http://e/_ping", unix = engine.socket, fresh = true })
       assert.is_true(response.peer > 0)
+      for _ = 1, 2 do -- the second over the first one's connection
+        assert.equal(response.peer, assert(io.http { url = "http://e/_ping", unix = engine.socket }).peer)
+      end
       assert.equal(200, assert(io.http { url = "http://e/_ping", unix = engine.socket, peer = response.peer }).status)
       local _, err = io.http { url = "http://e/_ping", unix = engine.socket, peer = io.proc.self().pid }
       assert.equal("peer", err.reason)

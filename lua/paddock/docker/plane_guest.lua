@@ -70,8 +70,8 @@ end
 
 --- The secret of an instance, or nil when this machine does not have it; and its guest's pid where that is known here.
 function Plane:_secret(instance)
-  local secret = self.secrets[instance]
-  if secret then return secret, self.peers[instance] end
+  local secret, peer = self.secrets[instance], self.peers[instance]
+  if secret and (peer or self.fresh[instance]) then return secret, peer end -- else whoever made it may have met the guest by now
   local data = self.places:find(instance)
   if not data then return nil end
   self.secrets[instance] = data.secret

@@ -75,7 +75,7 @@ end
 function M.plain_text(bytes)
   local out, at = {}, 1
   while #bytes - at + 1 >= 8 do
-    local kind, length = string.unpack(">B xxx I4", bytes, at)
+    local kind, _, length = string.unpack(">I1 I3 I4", bytes, at)
     if kind > 2 then break end
     out[#out + 1] = bytes:sub(at + 8, at + 7 + length)
     at = at + 8 + length
