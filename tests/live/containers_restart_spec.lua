@@ -1,7 +1,9 @@
 --- Engines that stop, freeze and come back while sandboxes live on them. They are engines of its own.
+local agent = require "tests.live.agent"
 local containers = require "tests.live.containers"
 local core = require "paddock.core"
 local engines = require "tests.support.engines"
+local support = require "tests.support"
 
 local WHO, OTHER = { user = "alice", thread = "t1" }, { user = "bob", thread = "t1" }
 
@@ -93,5 +95,58 @@ for _, engine in ipairs(engines.all()) do
       rt:reconcile()
       assert.equal(0, #world:containers())
     end)
+
+    -- The guest of the one plane remembers that it was doomed; without a guest only the record knows.
+    local here = engine.name == "docker" and "guest" or "exec"
+    for _, plane in ipairs(os.getenv "PDK_THOROUGH" and { "guest", "exec" } or { here }) do
+      containers.on(engine, { plane = plane, proxy = true })(("restarts, and its host was killed in the middle of a stop: what was to be "
+        .. "stopped serves nobody, whoever asks, until it is gone (plane %s) [K2, K3, B182]"):format(plane), function(world)
+        local options = { log = "off", stop_timeout = 1, ownership = { type = "file", ttl = 1.2, renew_interval = 0.4 } }
+        local host = agent.start(world:options(options))
+        local _host <close> = setmetatable({}, { __close = function() host:finish() end })
+        local generation = host:call "box = rt:acquire { user = 'alice', thread = 't1' } return box.generation"
+        local stop = world.proxy:hang("DELETE", "^/containers/", "before")
+        host:ask "local id = box.id box:release() return rt:destroy(id)"
+        world.proxy:await(stop)
+        host:signal "KILL"
+        world.proxy:drop()                                       -- and with it the stop, which the engine never hears of
+        world.proxy:rewrite("DELETE", "^/containers/", { status = 500, body = { message = "no" }, pass = false, times = -1 })
+        local function records() return (support.sh("find " .. world.state .. "/quarantine -mindepth 2 -type f")) end
+        if plane == "exec" then assert.not_equal("", records()) end -- written before the stop
+        local failed
+        --- Until the dead host's lease is over, what it was about to stop is said to be under destruction; then nobody can stop it.
+        local function refused(rt)
+          assert.is_true(support.eventually(function()
+            local fine, err = pcall(rt.acquire, rt, WHO)
+            assert.is_false(fine, "it was handed out")
+            failed = err
+            return err.kind ~= "being_destroyed" and err.reason ~= "teardown_refused"
+          end, 20))
+          assert.equal("replacement_deferred/quarantined", failed.kind .. "/" .. tostring(failed.reason), tostring(failed))
+          assert.equal(1, world.proxy:count("POST", "^/containers/create$"))
+          assert.not_equal("", records())
+          assert.equal(generation, world:containers()[1].Id)
+        end
+        local rt = world:open(options)
+        refused(rt)
+        engines.tell("restart", engine.name, "KILL")
+        refused(rt)
+        rt:reset()
+        rt = world:open(options)                                  -- which has nothing in memory
+        refused(rt)
+        world.proxy:reset()
+        local box
+        assert.is_true(support.eventually(function()
+          local fine
+          fine, box = pcall(rt.acquire, rt, WHO)
+          return fine
+        end, 20), tostring(box))
+        assert.equal("created", box.source)
+        assert.not_equal(generation, box.generation)
+        assert.equal(1, #world:containers())
+        assert.equal("", records())
+        box:release()
+      end)
+    end
   end)
 end
