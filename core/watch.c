@@ -8,7 +8,7 @@
 
 #include <string.h>
 
-#define TURN      300.0 /* seconds for one call: a connection that died without a word is noticed by then */
+#define TURN      300.0 /* seconds for one call, at most: a connection that died without a word is noticed by then */
 #define TURN_WAIT 0.1  /* seconds for the id's turn */
 #define BACK_OFF  5.0   /* seconds between calls that find nobody to listen to, at most */
 

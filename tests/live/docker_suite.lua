@@ -4,7 +4,7 @@ local engines = require "tests.support.engines"
 local errors = require "paddock.errors"
 local support = require "tests.support"
 
-local ALICE = { user = "alice", thread = "t1" }
+local ALICE, BOB = { user = "alice", thread = "t1" }, { user = "bob", thread = "t1" }
 
 for _, engine in ipairs(engines.all(ONLY)) do
   describe("the docker backend on " .. engine.name, function()
@@ -262,6 +262,36 @@ for _, engine in ipairs(engines.all(ONLY)) do
       assert.equal("created", box.source)
       box:release()
     end)
+
+    -- What a runtime does then is the same on either engine.
+    local hung = (engine.name == "docker" or os.getenv "PDK_THOROUGH") and containers.on(engine, { plane = "exec", proxy = true })
+    if hung then hung("knows of a death within engine_timeout when the stream of events hangs, and "
+      .. "goes on meanwhile [B054, B104]", function(world)
+      world.proxy:hang("GET", "^/events$", "middle", { bytes = 0, times = -1 }) -- it stands; of the first event nothing comes
+      local rt = world:open { health_ttl = 0, backend_options = { engine_timeout = 2 } }
+      local function take(who) -- a busy machine may need more than two seconds for a call
+        local box
+        assert.is_true(support.eventually(function()
+          local fine
+          fine, box = pcall(rt.acquire, rt, who)
+          return fine
+        end, 30), tostring(box))
+        local id, generation = box.id, box.generation
+        box:release()
+        return id, generation
+      end
+      local alice, generation = take(ALICE)
+      local bob, second = take(BOB)
+      world:remove(generation)
+      assert.equal(bob, (take(BOB)))                             -- who is not concerned does not wait
+      assert.is_true(support.eventually(function() return rt:inspect(alice) == nil end, 15))
+      assert.is_true(world.proxy:count("GET", "^/events$") >= 2)
+      world.proxy:reset()                                        -- the next stream is as it should be
+      assert.is_true(support.eventually(function() return world.proxy:count("GET", "^/events$") >= 1 end, 15))
+      world:remove(second)
+      assert.is_true(support.eventually(function() return rt:inspect(bob) == nil end, 15))
+      assert.not_equal(generation, select(2, take(ALICE)))
+    end) end
 
     on("replaces one whose guest was cut off or impersonated from inside: it is not discovered [G7, B056, B064, B219]", function(world)
       local rt = world:open { health_ttl = 0 }

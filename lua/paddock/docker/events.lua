@@ -2,6 +2,9 @@
 ---
 --- The stream is opened first, and the containers are listed once it stands: so there is no moment that neither covers. While it
 --- stands, "running" is a fact; when it ends, whatever the reason, nothing is, and whoever wants to know asks the engine.
+---
+--- A stream on which nothing comes any more, and that never ends, looks like one that has nothing to say. So none is trusted for
+--- longer than one call of the engine may take: then it is opened anew, and the list says what it has kept back.
 local engines = require "paddock.docker.engine"
 local images = require "paddock.docker.images"
 local io = require "paddock.io"
@@ -105,8 +108,8 @@ function Events:_take(event, deaths)
   self:_died(actor.ID, attributes[prefix .. "sandbox_id"], code, deaths)
 end
 
---- Waits for deaths, for at most that many seconds. Answers at once with what has died, since the last call too; an empty list when
---- the time is over or the stream was lost.
+--- Waits for deaths, for at most that many seconds, or `engine_timeout`. Answers at once with what has died, since the last call
+--- too; an empty list when the time is over or the stream was lost.
 ---@param seconds number
 ---@return table[] deaths   { sandbox_id, generation, reason }
 function Events:watch(seconds)
@@ -118,7 +121,8 @@ function Events:watch(seconds)
   local take, finish = images.lines(function(event) self:_take(event, deaths) end)
   local failure
   local response, err = backend.engine:send {
-    method = "GET", path = "/events", query = { filters = filters }, limit = seconds, fresh = true, announce = true,
+    method = "GET", path = "/events", query = { filters = filters }, limit = math.min(seconds, backend.options.engine_timeout),
+    fresh = true, announce = true,
     on_body = function(piece)
       if piece == "" then
         local fine, why = pcall(self._take_stock, self, deaths)

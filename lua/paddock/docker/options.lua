@@ -200,7 +200,7 @@ end
 ---@field reach_host? string         how this machine reaches published ports
 ---@field aio_port? integer          of the all-in-one image (8080)
 ---@field aio_key? string            its API key
----@field engine_timeout? number     seconds for one call of the engine (30)
+---@field engine_timeout? number     seconds for one call of the engine, and for one stream of its events (30)
 ---@field stop_grace? number         seconds between the polite signal and the kill (0 with the guest, else 5)
 local OPTIONS = {
   host = text, tls_ca = path, tls_cert = path, tls_key = path, plane = one_of("guest", "aio", "exec"), guest = path,
