@@ -14,6 +14,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#define HALF ".new" /* ends the name of a record that is being made */
+
 static int number(pdk_view options, const char *key, double *out, pdk_error *err)
 {
     if (!pdk_view_num(pdk_view_get(options, key), out) || !isfinite(*out) || *out < 0)
@@ -121,7 +123,23 @@ static unsigned long long start_time(void)
     return p == NULL ? 0 : strtoull(p + 1, NULL, 10);
 }
 
-/* Takes away the records of runtimes that were killed: their locks are free. Nobody can be them again, so their leases end. */
+/* Whether the file is there still, under the one name that it has had since it was locked. */
+static bool has_name(int fd)
+{
+    struct stat st;
+    return fstat(fd, &st) == 0 && st.st_nlink > 0;
+}
+
+static bool ends_with(const char *name, const char *end)
+{
+    size_t n = strlen(name), m = strlen(end);
+    return n > m && strcmp(name + n - m, end) == 0;
+}
+
+/* Takes away the records of runtimes that were killed: their locks are free. Nobody can be them again, so their leases end.
+ *
+ * A record is locked before it gets its name (make_record), and unlinked only by who has the lock. So a free lock on a file that
+ * has its name still is a dead runtime's; a file without a name is one that another sweep has just taken away. */
 void pdk_state_dir_sweep(pdk_runtime *rt)
 {
     char id[64], folder[4200];
@@ -131,14 +149,15 @@ void pdk_state_dir_sweep(pdk_runtime *rt)
     DIR *dir = opendir(folder);
     for (struct dirent *one = dir != NULL ? readdir(dir) : NULL; one != NULL; one = readdir(dir)) {
         size_t len = strlen(one->d_name);
-        if (len < 6 || len - 5 >= sizeof id || strcmp(one->d_name + len - 5, ".json") != 0)
+        bool half = ends_with(one->d_name, HALF); /* of a start: it stands for no leases */
+        if (!half && (!ends_with(one->d_name, ".json") || len - 5 >= sizeof id))
             continue;
         PDK_AUTO_ERROR ignored = PDK_NO_ERROR;
         PDK_AUTO_FD fd = openat(dirfd(dir), one->d_name, O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
-        if (fd < 0 || pdk_lock_range(fd, F_WRLCK, 0, 1, &ignored) != 1)
+        if (fd < 0 || pdk_lock_range(fd, F_WRLCK, 0, 1, &ignored) != 1 || !has_name(fd))
             continue;
-        snprintf(id, sizeof id, "%.*s", (int)(len - 5), one->d_name);
-        if (pdk_lease_owner_gone(rt->lease, id, rt->stops_at_once, &ignored) < 0) /* the record goes on saying so */
+        snprintf(id, sizeof id, "%.*s", half ? 0 : (int)(len - 5), one->d_name);
+        if (!half && pdk_lease_owner_gone(rt->lease, id, rt->stops_at_once, &ignored) < 0) /* the record goes on saying so */
             pdk_emit(rt, PDK_WARN, "dead_owner_kept", NULL, NULL, id, &ignored);
         else
             unlinkat(dirfd(dir), one->d_name, 0);
@@ -147,20 +166,29 @@ void pdk_state_dir_sweep(pdk_runtime *rt)
         closedir(dir);
 }
 
-/* Makes the file, and locks it: the descriptor, or -1. */
-static int make_record(const char *path, pdk_error *err)
+/* Makes the file with that text, locked before anybody can find it under its name: the descriptor, or -1. */
+static int make_record(const char *path, const char *text, size_t n, pdk_error *err)
 {
+    char half[4400];
     for (int tries = 0; tries < 8; tries++) {
-        PDK_AUTO_FD fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-        struct stat st;
+        snprintf(half, sizeof half, "%s.%d" HALF, path, tries);
+        PDK_AUTO_FD fd = open(half, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
         if (fd < 0)
-            return pdk_fail(err, PDK_E_IO_ERROR, errno, "cannot make the runtime's record %s", path);
+            return pdk_fail(err, PDK_E_IO_ERROR, errno, "cannot make the runtime's record %s", half);
         int rc = pdk_lock_range(fd, F_WRLCK, 0, 1, err);
         if (rc < 0)
             return -1;
-        if (rc == 1 && fstat(fd, &st) == 0 && st.st_nlink > 0)
+        if (rc == 0) /* somebody who sweeps came between the file and its lock, and takes it away */
+            continue;
+        if (write(fd, text, n) != (ssize_t)n) {
+            int sys = errno;
+            unlink(half);
+            return pdk_fail(err, PDK_E_IO_ERROR, sys, "cannot write the runtime's record %s", path);
+        }
+        if (rename(half, path) == 0)
             return pdk_fd_take(&fd);
-        unlink(path); /* somebody who sweeps came between the file and its lock: then it is gone, or about to be */
+        if (errno != ENOENT) /* the same, and it has unlinked it */
+            return pdk_fail(err, PDK_E_IO_ERROR, errno, "cannot give the runtime's record its name %s", path);
     }
     return pdk_fail(err, PDK_E_IO_ERROR, 0, "cannot keep the runtime's record %s: something keeps removing it", path);
 }
@@ -180,12 +208,8 @@ static int write_record(pdk_runtime *rt, pdk_error *err)
     if (mkdir(rt->record_path, 0700) < 0 && errno != EEXIST)
         return pdk_fail(err, PDK_E_IO_ERROR, errno, "cannot make %s", rt->record_path);
     snprintf(rt->record_path, len, "%s/runtimes/%s.json", rt->config.state_dir, rt->id);
-    rt->record_fd = make_record(rt->record_path, err);
-    if (rt->record_fd < 0)
-        return -1;
-    return write(rt->record_fd, text, (size_t)n) == n
-               ? 0
-               : pdk_fail(err, PDK_E_IO_ERROR, errno, "cannot write the runtime's record %s", rt->record_path);
+    rt->record_fd = make_record(rt->record_path, text, (size_t)n, err);
+    return rt->record_fd < 0 ? -1 : 0;
 }
 
 int pdk_state_dir_make(pdk_runtime *rt, pdk_error *err)

@@ -61,6 +61,27 @@ describe("in one state directory", function()
     assert.equal("completed", second:exec("echo hi").outcome)
   end)
 
+  it("a runtime's record has its lock before its name: what a killed one or a killed start left goes, and what is locked stays", function()
+    local core_path = assert(package.searchpath("paddock.core", package.cpath))
+    package.preload["paddock.io"] = package.preload["paddock.io"] or assert(package.loadlib(core_path, "luaopen_paddock_io"))
+    local proc = require("paddock.io").proc
+    local one = open()
+    local record = (support.sh("ls " .. folder .. "/runtimes")):gsub("%s", "")
+    assert.matches("^[^.]+%.json$", record)
+    local starting <close> = proc.open(folder .. "/runtimes/starting.json.0.new", "wcx", 384)
+    assert.is_true(starting:lock("w", 0))
+    support.sh(("cd %s/runtimes; touch killed.json killed.json.0.new other"):format(folder))
+    local two = open()
+    local left = support.sh("ls " .. folder .. "/runtimes")
+    for name, there in pairs { [record] = true, ["starting.json.0.new"] = true, other = true, ["killed.json"] = false,
+      ["killed.json.0.new"] = false } do
+      assert.equal(there, ("\n" .. left):find("\n" .. name .. "\n", 1, true) ~= nil, name)
+    end
+    one:shutdown()
+    two:shutdown()
+    assert.is_nil((support.sh("ls " .. folder .. "/runtimes")):find(record, 1, true))
+  end)
+
   it("what one runtime has is not destroyed by another [O2]", function()
     local one, two = open(), open()
     local box = one:acquire(ALICE)
