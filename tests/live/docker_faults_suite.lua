@@ -1,4 +1,5 @@
 --- The docker backend when a real engine is slow, hangs, restarts, or has no port to give.
+local agent = require "tests.live.agent"
 local containers = require "tests.live.containers"
 local engines = require "tests.support.engines"
 local paddock = require "paddock"
@@ -55,6 +56,98 @@ for _, engine in ipairs(engines.all(ONLY)) do
       assert.is_true(support.eventually(function() return (pcall(rt.destroy, rt, id)) end, 30))
       assert.equal(0, #world:containers())
     end)
+
+    on("leaves the places of who has another scope in the same state directory alone", function(world)
+      local one = world:open { scope = "one" }
+      local box = one:acquire(ALICE)
+      local other = world:open { scope = "two", backend_options = { prefix = world.prefix .. "-two" } }
+      other:reconcile()
+      assert.equal("1", world:places())
+      assert.equal("ok\n", box:exec("echo ok").stdout)
+      box:release()
+      one:reset()
+      box = world:open({ scope = "one" }):acquire(ALICE)          -- nobody has its secret in memory
+      assert.equal("discovered", box.source)
+      box:release()
+    end)
+
+    --- A runtime in a process of its own, behind the proxy.
+    local function host_of(world, more)
+      local host = agent.start(world:options(more))
+      return host, setmetatable({}, { __close = function() host:finish() end })
+    end
+    --- One in this process, on the engine itself.
+    local function open_beside(world, more)
+      local options = { backend_options = { host = "unix://" .. engine.socket } }
+      for key, value in pairs(more) do options[key] = value end
+      return world:open(options)
+    end
+
+    behind("removes no place of a sandbox that was made while another process waited for the engine's list", function(world)
+      local more = { log = "off", threads = false }
+      local host, _host <close> = host_of(world, more)
+      local rt = open_beside(world, more)
+      local boxes = {}
+      for at, who in pairs { before = ALICE, after = BOB } do        -- before the engine has seen the question, and after its answer
+        world.proxy:reset()
+        local rule = world.proxy:hang("GET", "^/containers/json$", at)
+        host:ask "rt:reconcile()"
+        world.proxy:await(rule)
+        boxes[#boxes + 1] = rt:acquire(who)
+        world.proxy:release()
+        assert.equal("", host:answer(30))
+        assert.equal(tostring(#boxes), world:places())
+      end
+      for i, box in ipairs(boxes) do
+        local id = box.id
+        box:release()
+        if i == 1 then assert.is_true(rt:destroy(id)) end
+      end
+      -- A list that lacks a live one, for whatever reason, is not believed either.
+      world.proxy:reset()
+      world.proxy:rewrite("GET", "^/containers/json$", { body = {}, replace = { "{}", "[]" } })
+      host:call "rt:reconcile()"
+      assert.equal("1", world:places())
+    end)
+
+    if engines.image "aio" or engine.why then
+      aio_behind("takes what a killed host had made for a sandbox at the next look, and nothing of a creation under way [B032, B182]",
+        function(world)
+          local more = { log = "off", image = engines.image "aio", threads = false, backend_options = { workspace = "volume" } }
+          local host, _host <close> = host_of(world, more)
+          local rt = open_beside(world, { image = more.image, threads = false })
+          local function helpers()
+            local _, networks = engine:call("GET", "/networks")
+            local _, volumes = engine:call("GET", "/volumes")
+            local n = 0
+            for _, list in ipairs { networks, type(volumes.Volumes) == "table" and volumes.Volumes or {} } do
+              for _, one in ipairs(list) do n = n + (one.Name:find(world.prefix, 1, true) and 1 or 0) end
+            end
+            return n
+          end
+          local creation = world.proxy:hang("POST", "^/containers/create$", "before", { times = -1 })
+          host:ask "box = rt:acquire { user = 'alice', thread = 't1' } return box.source"
+          world.proxy:await(creation)
+          rt:reconcile()
+          assert.equal(2, helpers())                             -- it is at work
+          assert.equal("1", world:places())
+          world.proxy:release()
+          assert.equal("created", host:answer(60))
+          assert.equal("0", world:places())                      -- its container says what belongs to it
+          host:ask "return rt:acquire { user = 'bob', thread = 't1' }.source"
+          world.proxy:await(creation, 2)
+          assert.equal(4, helpers())
+          host:signal "KILL"
+          assert.is_true(support.eventually(function() return not host:lives() end))
+          world.proxy:drop()
+          rt:reconcile()
+          assert.equal(2, helpers())                             -- those of the one that lives
+          assert.equal("0", world:places())
+          rt:acquire(ALICE):release()
+          rt:shutdown()
+          assert.equal(0, helpers())
+        end)
+    end
 
     on("keeps nothing open of many calls [B117, B204]", function(world)
       local rt = world:open { health_ttl = 0 }

@@ -81,11 +81,12 @@ function M.new(options, runtime)
       mounts = engine.unix ~= nil, thread_data_mounts = engine.unix ~= nil, pause = false, snapshot = false, limits = true,
       fenced = own.plane == "guest",
     },
-    places = places.open(runtime.state_dir), images = known,
+    images = known,
     ports = {},              -- by number: the generation, or `true` while one is being made
     engine_id = engine.id,
   }, Backend)
   self.deployment = deployment_of(runtime)
+  self.places = places.open(runtime.state_dir, engine.id, self.deployment)
   self.leftovers = leftovers.new(self)
   self.events = events.new(self)
   self.plane = planes[own.plane].new(self)
@@ -310,7 +311,7 @@ function Backend:_name_taken(id, fault)
   self:_scrap(state.id)
   local info = view.info(state, self.options.label_prefix)
   self.plane:forget(info)
-  pcall(self.leftovers.finish, self.leftovers, info)
+  if pcall(self.leftovers.finish, self.leftovers, info) then pcall(self.places.remove, self.places, info.instance) end
   return nil
 end
 
@@ -409,6 +410,32 @@ function Backend:_started(id, plan)
   }
 end
 
+--- Notes on this machine what a creation is about to make, so that whoever comes after a crash knows it and may take it away. Unless
+--- it is kept, all of it goes; what cannot go now, a later `list` takes.
+---@param settings? fun(secret: string, instance: string): string   the guest's
+---@return paddock.DockerPlace
+function Backend:begin_place(spec, plan, undo, settings)
+  local place = self.places:begin(spec.sandbox_id, settings, function(instance)
+    local own = self.options.prefix .. "-" .. instance -- known before they are made: an answer that is lost may have made them
+    return { name = self:container_name(spec.sandbox_id), networks = plan.wants_network and { own } or nil,
+             volume = plan.wants_volume and own or nil }
+  end)
+  plan.place = place
+  undo:add(function()
+    self.places:settle(place)
+    self.leftovers:finish(place.data)
+    self.places:remove(place.instance)
+  end)
+  return place
+end
+
+--- The container is there, and names in its labels what was made for it: nothing is left to note.
+function Backend:drop_place(plan)
+  if not plan.place then return end
+  self.places:settle(plan.place)
+  pcall(self.places.remove, self.places, plan.place.instance) -- it goes with the container else
+end
+
 --- Makes a sandbox. It runs when it is returned; `ready` waits for its answer.
 ---@param spec table
 ---@return table info
@@ -418,8 +445,7 @@ function Backend:create(spec)
   local plan = self:_plan(spec, image, network)
   local instance = self.plane:begin(spec, plan, undo)
   if plan.wants_volume then
-    plan.volume = self.options.prefix .. "-" .. instance
-    undo:add(function() self.leftovers:finish { instance = instance, volume = plan.volume } end)
+    plan.volume = plan.place.data.volume
     self.leftovers:make_volume(plan.volume, instance)
   end
   plan.labels = self:_labels(plan, spec, instance)
@@ -524,11 +550,21 @@ function Backend:_last_words(state)
   return words ~= "" and text .. ": " .. words or text
 end
 
+--- Whether a place whose container was not among the listed ones is what a creation left that crashed; then all that it made goes.
+--- Asked about by name, too: a list that lacks one by whatever mistake must not take a live sandbox's secret away.
+---@param record table
+function Backend:_is_left(record)
+  local state = record.name and self:look(record.name)
+  if state and state.labels[self.options.label_prefix .. "instance"] == record.instance then return false end
+  self.leftovers:finish(record)
+  return true
+end
+
 --- All sandboxes of this deployment in this engine. What was left of others on this machine is removed on the way.
 ---@return table[]
 function Backend:list()
   local prefix, found, known = self.options.label_prefix, {}, {}
-  local before = self.plane:instances()
+  local before = self.places:instances()
   for _, state in ipairs(self:_all { prefix .. "role=sandbox", prefix .. "deployment=" .. self.deployment }) do
     if self:whose(state) == "ours" then
       local facts = labels.read(prefix, state.labels)
@@ -539,7 +575,7 @@ function Backend:list()
       end
     end
   end
-  self.plane:sweep(before, known)
+  self.places:sweep(before, known, function(record) return self:_is_left(record) end)
   if self.options.plane == "aio" or self.options.workspace == "volume" then self.leftovers:sweep(known) end
   return found
 end
@@ -602,6 +638,7 @@ function Backend:finish(id, info)
   end
   self.leftovers:finish(info)
   self.plane:finish(info)
+  if type(info.instance) == "string" then self.places:remove(info.instance) end
   self.events:forget(generation)
 end
 

@@ -2,14 +2,23 @@
 --- that the guest wants to hear.
 ---
 ---     state_dir/docker/INSTANCE/          0700, this user's alone
----       record.json                       what a later process needs: the secret; whose sandbox it is
+---       record.json                       what a later process needs: the secret; whose sandbox it is; what was made for it
+---       peer.json                         what was learned of the guest since
 ---       guest/                            mounted into the container; open to whatever user runs in there
 ---         settings                        read and unlinked by the guest before it serves anybody
 ---         socket
 ---
---- INSTANCE is a random name, in a label of the container, since the container's own id is not known before it is made. A
---- creation holds a lock on the record until the container is there, so that what a crash left can be told from what is just
---- being made: no lock, and no container with that label.
+--- INSTANCE is a random name, in a label of the container, since the container's own id is not known before it is made. On planes
+--- without a guest there is a place only while a container is made that has a network or a volume of its own.
+---
+--- What a crash left is told from what lives by these rules, whatever the order in which processes do their steps:
+---   1  a creation locks the record before anything is in it, and until its container is there; the record is never replaced.
+---      So one that can be read and is not locked belongs to a container that is in the engine by now, or to nobody.
+---   2  a creation has a share in `.making` from before its folder is there until its record is locked. So a folder without a
+---      record belongs to nobody while somebody has `.making` alone.
+---   3  a place is judged only by who speaks to the engine that it names, for the deployment that it names: in what others see of
+---      that engine, or of another one, its container is missing.
+---   4  an answer that did not come, or that cannot be read, says nothing.
 local errors = require "paddock.errors"
 local io = require "paddock.io"
 local proc = io.proc
@@ -17,10 +26,14 @@ local proc = io.proc
 local M = {}
 
 local CREATING = 0                   -- the byte that a creation locks
+local MAKING = "/.making"
+local MAKING_LIMIT = 10              -- seconds until a sweep of folders without a record is over
 local PLACE = "^%x+$"
 
 ---@class paddock.DockerPlaces
 ---@field path string
+---@field engine string        the id of the engine that they are for
+---@field deployment string    and whose containers there
 local Places = {}
 Places.__index = Places
 
@@ -42,9 +55,11 @@ local function must(done, err, what, path)
 end
 
 ---@param state_dir string
+---@param engine string
+---@param deployment string
 ---@return paddock.DockerPlaces
-function M.open(state_dir)
-  return setmetatable({ path = state_dir .. "/docker" }, Places)
+function M.open(state_dir, engine, deployment)
+  return setmetatable({ path = state_dir .. "/docker", engine = engine, deployment = deployment }, Places)
 end
 
 function Places:_of(instance, name)
@@ -58,29 +73,59 @@ function Places:socket(instance) return self:_of(instance, "guest/socket") end
 local function hex(n) return io.hex(io.random(n)) end
 M.random = hex
 
+--- A share in `.making`, or all of it; nil when somebody else's is in the way.
+---@param type "r"|"w"
+function Places:_making(type)
+  local path = self.path .. MAKING
+  local fd, message, code = proc.open(path, "wcn", 384)    -- 0600
+  if not fd then failed({ message = message, reason = code }, "open", path) end
+  if fd:lock(type, 0) then return fd end
+  fd:close()
+  return nil
+end
+
+function Places:_share()
+  local deadline = io.now() + MAKING_LIMIT
+  repeat
+    local fd = self:_making "r"
+    if fd then return fd end
+    io.sleep(0.005)
+  until io.now() >= deadline
+  failed({ message = "another process has it for too long" }, "lock", self.path .. MAKING)
+end
+
 --- Makes a place. Its lock is held until `settle`, or until this process ends.
 ---@param sandbox_id string
----@param settings fun(secret: string, instance: string): string   the guest's
+---@param settings? fun(secret: string, instance: string): string   the guest's, where there is one
+---@param more? fun(instance: string): table   what else is to be in the record
 ---@return paddock.DockerPlace
-function Places:begin(sandbox_id, settings)
+function Places:begin(sandbox_id, settings, more)
   local instance, secret = hex(16), hex(24)
   local path = self:_of(instance)
   local done, err = io.fs.mkdir(self.path, 448)          -- 0700
   must(done, err, "make the folder", self.path)
+  local _share <close> = self:_share()
   done, err = io.fs.mkdir(path, 448)
   must(done, err, "make the folder", path)
   local record = path .. "/record.json"
   local lock, message, code = proc.open(record, "wcx", 384) -- 0600
-  if not lock then failed({ message = message, reason = code }, "make the record", record) end
+  if not lock then
+    io.fs.rmdir(path)
+    failed({ message = message, reason = code }, "make the record", record)
+  end
   local fine, failure = pcall(function()
     if not lock:lock("w", CREATING) then failed({ message = "somebody else has it" }, "lock the record", record) end
-    local data = { version = 1, sandbox_id = sandbox_id, instance = instance, secret = secret, created_at = os.time() }
+    local data = { version = 1, sandbox_id = sandbox_id, instance = instance, secret = secret, created_at = os.time(),
+                   engine = self.engine, deployment = self.deployment }
+    for name, value in pairs(more and more(instance) or {}) do data[name] = value end
     done, message, code = lock:pwrite(io.json.encode(data), 0)
     must(done, { message = message, reason = code }, "write the record", record)
-    done, err = io.fs.mkdir(path .. "/guest", 511)        -- 0777: whoever the image's user is; the folder above keeps others out
-    must(done, err, "make the folder", path .. "/guest")
-    done, err = io.fs.write_atomic(path .. "/guest/settings", settings(secret, instance), 420) -- 0644
-    must(done, err, "write the settings", path .. "/guest/settings")
+    if settings then
+      done, err = io.fs.mkdir(path .. "/guest", 511)      -- 0777: whoever the image's user is; the folder above keeps others out
+      must(done, err, "make the folder", path .. "/guest")
+      done, err = io.fs.write_atomic(path .. "/guest/settings", settings(secret, instance), 420) -- 0644
+      must(done, err, "write the settings", path .. "/guest/settings")
+    end
     return data
   end)
   if not fine then
@@ -98,27 +143,37 @@ function Places:settle(place)
   place.lock = nil
 end
 
---- The record of an instance; nil when this machine has none.
+--- A file of a place, decoded: nil and the reason when there is none ("ENOENT") or nobody can tell what is in it ("garbled").
+function Places:_read(instance, name)
+  local path = self:_of(instance, name)
+  local text, err = io.fs.read(path, 65536)
+  if not text then
+    if err.reason == "ENOENT" then return nil, "ENOENT" end
+    failed(err, "read", path)
+  end
+  local fine, data = pcall(io.json.decode, text)
+  if fine and type(data) == "table" then return data end
+  return nil, "garbled"
+end
+
+--- The record of an instance, with what was learned since; nil when this machine has none.
 ---@param instance string
 ---@return table?
 function Places:find(instance)
   if not instance:find(PLACE) then return nil end
-  local text, err = io.fs.read(self:_of(instance, "record.json"), 65536)
-  if not text then
-    if err.reason == "ENOENT" then return nil end
-    failed(err, "read the record", self:_of(instance, "record.json"))
-  end
-  local fine, data = pcall(io.json.decode, text)
-  if not fine or type(data) ~= "table" or type(data.secret) ~= "string" or data.instance ~= instance then return nil end
+  local data = self:_read(instance, "record.json")
+  if not data or type(data.secret) ~= "string" or data.instance ~= instance then return nil end
+  for name, value in pairs(self:_read(instance, "peer.json") or {}) do data[name] = value end
   return data
 end
 
---- Writes down what was learned of the guest.
----@param data table   of `find`, changed
-function Places:note(data)
-  local path = self:_of(data.instance, "record.json")
-  local done, err = io.fs.write_atomic(path, io.json.encode(data), 384)
-  must(done, err, "write the record", path)
+--- Writes down what was learned of the guest. Where the place is gone meanwhile nobody needs it.
+---@param instance string
+---@param facts { peer: integer, pid_ns: any }
+function Places:note(instance, facts)
+  local path = self:_of(instance, "peer.json")
+  local done, err = io.fs.write_atomic(path, io.json.encode(facts), 384)
+  if not done and err.reason ~= "ENOENT" then failed(err, "write", path) end
 end
 
 --- Removes a place, the record last. What is gone already is fine.
@@ -164,22 +219,35 @@ function Places:remove(instance)
   gone(done, err, "remove the folder", folder)
   done, err = io.fs.unlink(self:_of(instance, "record.json"))
   gone(done, err, "remove the record", self:_of(instance, "record.json"))
-  for _, name in ipairs(io.fs.list(self:_of(instance)) or {}) do io.fs.unlink(self:_of(instance, name)) end
-  done, err = io.fs.rmdir(self:_of(instance))
+  for _ = 1, 3 do -- somebody may have written down just now what he learned of the guest
+    for _, name in ipairs(io.fs.list(self:_of(instance)) or {}) do io.fs.unlink(self:_of(instance, name)) end
+    done, err = io.fs.rmdir(self:_of(instance))
+    if done or err.reason ~= "ENOTEMPTY" then break end
+  end
   gone(done, err, "remove the folder", self:_of(instance))
 end
 
---- Whether a creation is at work on it; nil while it has no record yet, when nobody can tell.
-local function being_made(path)
-  local text = io.fs.read(path, 65536)
-  if not text or text == "" then return nil end
-  local fd <close> = proc.open(path, "wn")
-  if not fd then return nil end
-  return not fd:lock("w", CREATING)
+--- What a place is: its record, when its container is made or never will be; "bare", without a record; or nil: a creation is at work
+--- on it, it is not for us to judge, or nobody can tell.
+---@param instance string
+---@return table|"bare"|nil
+function Places:_state(instance)
+  local path = self:_of(instance, "record.json")
+  local fd <close>, _, code = proc.open(path, "wn")
+  if not fd then return code == "ENOENT" and "bare" or nil end
+  local fine, data, why = pcall(function()
+    if fd:locked("w", CREATING) then return nil, "locked" end
+    return self:_read(instance, "record.json")
+  end)
+  if not fine or why == "locked" then return nil end
+  -- Empty, or cut short by the end of the machine: rule 2 says whether anybody is still to write it.
+  if not data then return "bare" end
+  if data.engine ~= self.engine or data.deployment ~= self.deployment or data.instance ~= instance then return nil end
+  return data
 end
 
---- The instances that have a place here and are not being made: by name, "made", or "bare" without a record.
----@return table<string, "made"|"bare">
+--- The instances that have a place here which may be one that a crash left: each one's record, or "bare".
+---@return table<string, table|"bare">
 function Places:instances()
   local names, err = io.fs.list(self.path)
   if not names then
@@ -188,20 +256,38 @@ function Places:instances()
   end
   local out = {}
   for _, name in ipairs(names) do
-    local at_work = name:find(PLACE) and being_made(self:_of(name, "record.json"))
-    if name:find(PLACE) and not at_work then out[name] = at_work == nil and "bare" or "made" end
+    if name:find(PLACE) then out[name] = self:_state(name) end
   end
   return out
 end
 
---- Removes the places that no container names: what a crash between the folder and the container left. `known` must have been
---- read from the engine after `before`, what `instances` said. Whether one is being made is asked there and not here: a creation
---- that ended in between has a container that `known` lacks. For the same reason one that has its record only since is left alone.
----@param before table<string, "made"|"bare">
+--- Removes the places that no container names: what a crash left of a creation. `known` must have been read from the engine after
+--- `before`, what `instances` said. Whether one is being made was asked there and is not here: a creation that has ended in between
+--- has a container that `known` lacks.
+---@param before table<string, table|"bare">
 ---@param known table<string, boolean>
-function Places:sweep(before, known)
-  for instance, state in pairs(before) do
-    if not known[instance] and (state == "made" or being_made(self:_of(instance, "record.json")) == nil) then self:remove(instance) end
+---@param judge fun(record: table): boolean   whether one is to go; takes what else was made for it. It may raise: then it is kept
+function Places:sweep(before, known, judge)
+  local bare = {}
+  local function attempt(instance, fn, ...)
+    local fine, failure = pcall(fn, ...)
+    if not fine then io.log("warn", "left_behind", { what = "place", name = instance, message = tostring(failure) }) end
+  end
+  for instance, record in pairs(before) do
+    if not known[instance] and record == "bare" then
+      bare[#bare + 1] = instance
+    elseif not known[instance] then
+      attempt(instance, function()
+        if judge(record) then self:remove(instance) end
+      end)
+    end
+  end
+  if #bare == 0 then return end
+  local fine, all = pcall(self._making, self, "w")
+  local _alone <close> = fine and all or nil
+  if not _alone then return end -- somebody is making one: the next pass will do
+  for _, instance in ipairs(bare) do
+    if self:_state(instance) == "bare" then attempt(instance, self.remove, self, instance) end
   end
 end
 

@@ -22,18 +22,21 @@ end
 
 -- ---- making ---------------------------------------------------------------------------------------------------
 
-function Plane:begin(_, plan, undo)
-  local instance = places.random(16)
+function Plane:begin(spec, plan, undo)
+  plan.wants_network = plan.network == "none"
   if plan.network == "none" then
     if self.backend.engine.host then
       errors.raise("unsupported", "network \"none\": an all-in-one server on another machine can be reached over a published port only; "
         .. "set the option `network`, or backend_options.plane = \"exec\"")
     end
-    plan.helper = self.backend.options.prefix .. "-" .. instance  -- known before it is made: an answer that is lost may have made it
-    undo:add(function() self.backend.leftovers:finish { instance = instance, networks = { plan.helper } } end)
-    self.backend.leftovers:make_network(plan.helper, instance)
   end
-  return instance
+  if not plan.wants_network and not plan.wants_volume then return places.random(16) end
+  local place = self.backend:begin_place(spec, plan, undo)
+  if plan.wants_network then
+    plan.helper = place.data.networks[1]
+    self.backend.leftovers:make_network(plan.helper, place.instance)
+  end
+  return place.instance
 end
 
 function Plane.prepare(_, _, _) end
@@ -90,6 +93,7 @@ end
 
 function Plane:made(plan, state)
   if plan.port and plan.port.port then self.backend.ports[plan.port.port] = state.id end
+  self.backend:drop_place(plan)
 end
 
 -- ---- speaking -------------------------------------------------------------------------------------------------
@@ -155,9 +159,6 @@ function Plane:connect(info, opts)
 end
 
 -- ---- ending ---------------------------------------------------------------------------------------------------
-
-function Plane.instances(_) return {} end
-function Plane.sweep(_, _, _) end
 
 --- Ports go back when their generation is gone, once; a newer one's are its own.
 function Plane:finish(info)

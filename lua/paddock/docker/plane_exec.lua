@@ -14,11 +14,18 @@ function M.new(backend)
   return setmetatable({ backend = backend, shared = {}, cleared = {} }, Plane)
 end
 
-function Plane.begin(_, _, _, _) return places.random(16) end
+function Plane:begin(spec, plan, undo)
+  return plan.wants_volume and self.backend:begin_place(spec, plan, undo).instance or places.random(16)
+end
+
 function Plane.prepare(_, _, _) end
 function Plane.port(_, _, _) return nil end
 function Plane.port_failed(_, _) end
-function Plane:made(_, state) self.cleared[state.id] = true end   -- nobody had it before
+
+function Plane:made(plan, state)
+  self.cleared[state.id] = true        -- nobody had it before
+  self.backend:drop_place(plan)
+end
 
 function Plane.describe(_, info, _) info.url = "" end
 
@@ -35,9 +42,6 @@ function Plane.ready(_, _, _, check)
   check()
   return true
 end
-
-function Plane.instances(_) return {} end
-function Plane.sweep(_, _, _) end
 
 function Plane:forget(info)
   self.shared[info.generation or ""], self.cleared[info.generation or ""] = nil, nil

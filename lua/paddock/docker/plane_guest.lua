@@ -30,21 +30,15 @@ end
 function Plane:begin(spec, plan, undo)
   local options, runtime = self.backend.options, self.backend.runtime
   self.guest = self.guest or process.find_guest(options.guest or runtime.guest_path)
-  local instance
-  local place = self.places:begin(spec.sandbox_id, function(secret, name)
-    instance = name
+  local place = self.backend:begin_place(spec, plan, undo, function(secret, name)
     return spec_of.settings {
       generation = name, secret = secret, orphan_ttl = runtime.orphan_ttl or 3600, workspace = options.workdir, env = plan.env,
       mounts = plan.mounts,
     }
   end)
-  undo:add(function()
-    self.places:settle(place)
-    self:_forget(instance)
-    self.places:remove(instance)
-  end)
+  local instance = place.instance
+  undo:add(function() self:_forget(instance) end)
   self.secrets[instance], self.fresh[instance] = place.secret, true
-  plan.place = place
   plan.guest, plan.folder = self.guest, self.places:folder(instance)
   plan.env = {}                        -- its commands get it from the settings, where no `inspect` shows it
   return instance
@@ -86,10 +80,8 @@ function Plane:_meet(info, talk)
   local instance = info.instance
   if not self.fresh[instance] then return end
   self.fresh[instance] = nil
-  local data = talk.seen_peer and self.places:find(instance)
-  if not data then return end
-  data.peer, data.pid_ns = talk.seen_peer, io.proc.self().pid_ns
-  self.places:note(data)
+  if not talk.seen_peer then return end
+  self.places:note(instance, { peer = talk.seen_peer, pid_ns = io.proc.self().pid_ns })
   self.peers[instance] = talk.seen_peer
 end
 
@@ -159,20 +151,10 @@ end
 
 -- ---- ending ---------------------------------------------------------------------------------------------------
 
-function Plane:instances() return self.places:instances() end
-function Plane:sweep(names, known) self.places:sweep(names, known) end
-
-function Plane:forget(info)
-  self:_forget(info.instance or "")
-  if info.instance then pcall(self.places.remove, self.places, info.instance) end
-end
-
 function Plane:finish(info)
-  local instance = info.instance
-  if type(instance) ~= "string" then return end
-  self:_forget(instance)
-  self.places:remove(instance)
+  if type(info.instance) == "string" then self:_forget(info.instance) end
 end
+Plane.forget = Plane.finish
 
 function Plane.close(_) end
 

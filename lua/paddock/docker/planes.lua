@@ -10,7 +10,7 @@
 ---   ask(info, seconds, token, state) -> said what it says of itself, or nil and why not; state: what was just seen
 ---   doubt(info, state)                       it runs and does not answer: false = it never will; or raises
 ---   ready(info, seconds, check) -> boolean   check() raises when the container has ended
----   instances() -> names, sweep(names, known), forget(info), finish(info), close()
+---   forget(info), finish(info), close()
 ---   connect(info, opts) -> client
 local images = require "paddock.docker.images"
 local streams = require "paddock.docker.stream"
