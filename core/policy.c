@@ -12,7 +12,7 @@
 
 #define CACHE_SETS    1024
 #define CACHE_WAYS    4
-#define CACHE_KEY_MAX 16384 /* bytes; longer keys are asked anew */
+#define CACHE_KEY_MAX 1024 /* bytes; longer keys are asked anew: a host that sees new identities for ever keeps 4 MiB of them at most */
 
 typedef struct derived { /* all under pdk_derive_cache.lock */
     uint64_t hash, generation;
@@ -25,6 +25,7 @@ struct pdk_derive_cache {
     pdk_mutex lock;                        /* never held while another lock is taken */
     derived entry[CACHE_SETS][CACHE_WAYS]; /* lock */
     unsigned char next[CACHE_SETS];        /* lock; which way is replaced next */
+    size_t key_bytes;                      /* lock; of all keys */
 };
 
 typedef struct derive_key { /* borrowed parts, compared one after the other */
@@ -115,10 +116,17 @@ static void cache_put(pdk_derive_cache *cache, const derive_key *k, uint64_t gen
         size_t s = k->hash % CACHE_SETS;
         derived *e = &cache->entry[s][cache->next[s]++ % CACHE_WAYS];
         former = e->key;
+        cache->key_bytes += len - (former != NULL ? e->key_len : 0);
         *e = (derived){ .hash = k->hash, .generation = generation, .key = key, .key_len = len };
         memcpy(e->id, id, sizeof e->id);
     }
     free(former);
+}
+
+size_t pdk_policies_remembered(pdk_policies *p)
+{
+    PDK_GUARD(p->cache->lock);
+    return p->cache->key_bytes;
 }
 
 static void cache_free(pdk_derive_cache *cache)

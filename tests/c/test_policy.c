@@ -42,12 +42,25 @@ TEST("user and thread may hold any bytes and be long, and no two identities meet
     world_close(&w);
 }
 
-TEST("ten thousand identities go through the cache, and it stays bounded")
+TEST("ten thousand identities go through the cache, long ones too, and its bytes stay bounded")
 {
     world w = world_default();
     char user[32], first[64];
+    static char thread[4096];
+    memset(thread, 't', sizeof thread);
     CHECK_INT(derive(&w, "user-0", "t"), 0);
     memcpy(first, w.id, sizeof first);
+    for (int i = 0; i < 5000; i++) {
+        char id[64];
+        snprintf(user, sizeof user, "user-%d", i);
+        for (size_t n = 512; n <= (i % 64 == 0 ? 4096 : 512); n *= 8) { /* short enough to be kept, and not */
+            pdk_identity who = { user, thread, strlen(user), n };
+            CHECK_INT(pdk_policy_derive(w.p, &who, PDK_NO_VIEW, id, &w.err), 0);
+        }
+        CHECK(pdk_policies_remembered(w.p) <= PDK_REMEMBERED_MAX);
+    }
+    size_t full = pdk_policies_remembered(w.p);
+    CHECK(full > 2000 * 512); /* it does keep them */
     for (int i = 0; i < 10000; i++) {
         snprintf(user, sizeof user, "user-%d", i);
         if (derive(&w, user, "t") < 0) {
@@ -55,6 +68,7 @@ TEST("ten thousand identities go through the cache, and it stays bounded")
             break;
         }
     }
+    CHECK(pdk_policies_remembered(w.p) < full); /* a shorter key gives back what the longer one took */
     CHECK_INT(derive(&w, "user-0", "t"), 0);
     CHECK_STR(w.id, first);
     world_close(&w);
