@@ -347,6 +347,18 @@ for _, mode in ipairs(MODES) do
       assert.is_truthy(tostring(rt):find("shut down", 1, true))
     end)
 
+    it("is given back when it was closed and forgotten, by those that are opened after it", function()
+      local live = setmetatable({}, { __mode = "k" }) -- weak: what was finalized is not in there
+      for i = 1, 50 do
+        local other = open(sim.new(), mode.threads)
+        live[other] = i
+        other:shutdown()
+      end
+      local n = 0
+      for _ in pairs(live) do n = n + 1 end
+      assert.truthy(n < 25, n .. " closed runtimes are still there")
+    end)
+
     it("can be looked into", function()
       local box <close> = rt:acquire { user = "alice", thread = "t1" }
       assert.is_table(rt:capabilities())
