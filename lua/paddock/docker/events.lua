@@ -22,13 +22,16 @@ local REMEMBERED = 4096              -- deaths; older ones are forgotten: the en
 ---@field standing boolean            the stream stands, and the list was read after it
 ---@field running table<string, string>   by generation: the sandbox's id
 ---@field dead table<string, boolean>
+---@field order string[]              a ring of them
+---@field deaths integer              how many there have ever been
 ---@field expected table<string, boolean>   generations that are being taken down here: their deaths are no news
 local Events = {}
 Events.__index = Events
+M.REMEMBERED = REMEMBERED
 
 ---@param backend paddock.DockerBackend
 function M.new(backend)
-  return setmetatable({ backend = backend, standing = false, running = {}, dead = {}, expected = {}, order = {} }, Events)
+  return setmetatable({ backend = backend, standing = false, running = {}, dead = {}, expected = {}, order = {}, deaths = 0 }, Events)
 end
 
 --- What is known of a generation without asking: "dead", "running", or nil.
@@ -66,8 +69,10 @@ end
 function Events:_bury(generation)
   if self.dead[generation] then return false end
   self.running[generation], self.dead[generation] = nil, true
-  self.order[#self.order + 1] = generation
-  if #self.order > REMEMBERED then self.dead[table.remove(self.order, 1)] = nil end
+  local at = self.deaths % REMEMBERED + 1 -- a ring: the oldest gives way
+  local former = self.order[at]
+  if former then self.dead[former] = nil end
+  self.order[at], self.deaths = generation, self.deaths + 1
   return true
 end
 
