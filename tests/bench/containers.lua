@@ -1,16 +1,26 @@
 --- What paddock adds to a container engine: its own times beside the engine's, and its calls of the engine, counted.
 ---
----     python3 tests/support/engines.py run lua5.4 tests/bench/containers.lua [--engine docker|podman] [--plane P] [--rounds N]
+---     python3 tests/support/engines.py run lua5.4 tests/bench/containers.lua [--engine docker|podman] [--plane P] [--rounds N] [--pause S]
 ---
---- A round of paddock (acquire, exec, release, acquire again, destroy) and a round of bare calls (create, start, exec, remove, by
---- curl, which times each call itself) take turns, since absolute times say more about the machine than about paddock. The bare
---- container is made from what paddock sent for its own, but for its program, which sleeps. Times are milliseconds: the
---- median, and in brackets where the middle eight tenths lie. paddock's own share: its median less the bare one's.
+--- Absolute times say more about the machine than about paddock, so each round has four sides:
+---   paddock    acquire, exec, release, acquire again, destroy
+---   alike      bare calls by curl for a container that is the same in all but name: what paddock sent for its own, with the same
+---              program, and served by it before it counts as there
+---   plain      bare calls for the least container: the image, a program that sleeps, the same network
+---   counted    paddock through a proxy, which times each call of the engine: what is left of the step is paddock's own
+--- The sides take turns in every order, so that each follows each of the others, and a pause before each making and each removing
+--- keeps what an engine still does after its answer out of the next figure.
+---
+--- Times are milliseconds: the median, and in brackets where the middle eight tenths lie. `alike` tells what paddock costs,
+--- `plain` what a sandbox of paddock's costs, its guest and mounts included, `own` is a step's time outside the engine's calls (the
+--- proxy's hops are in it). The first two are differences of an engine's medians, which swing with the machine; the last is not.
 package.path = "./?.lua;" .. package.path
 local core = require "paddock.core"
 local engines = require "tests.support.engines"
 local json = require "cjson.safe"
 local paddock = require "paddock"
+
+local GUEST_FOLDER, SETTLE = "/.paddock", 0.0005 -- seconds between two looks whether the program of `alike` answers
 
 local function quantile(values, q)
   local at = 1 + (#values - 1) * q
@@ -21,26 +31,42 @@ end
 --- Median and spread of a list of seconds, as milliseconds.
 local function summary(list)
   table.sort(list)
-  return quantile(list, 0.5) * 1e3, ("%7.1f (%.1f to %.1f)"):format(quantile(list, 0.5) * 1e3, quantile(list, 0.1) * 1e3,
+  return quantile(list, 0.5) * 1e3, ("%6.1f (%.1f to %.1f)"):format(quantile(list, 0.5) * 1e3, quantile(list, 0.1) * 1e3,
     quantile(list, 0.9) * 1e3)
 end
 
+local function sh(command)
+  local pipe <close> = assert(io.popen(command))
+  return pipe:read("a")
+end
+
 local function folder()
-  local pipe <close> = assert(io.popen 'mktemp -d "${TMPDIR:-/tmp}/bench.XXXXXX"')
-  return pipe:read("l")
+  return (sh 'mktemp -d "${TMPDIR:-/tmp}/bench.XXXXXX"':gsub("\n", ""))
 end
 
 -- ---- the engine alone -------------------------------------------------------------------------------------------------
 
---- A request by curl: its own time in seconds, status, and the answer decoded.
-local function timed(engine, method, path, body)
-  local command = ("curl -sS -w '\\n%%{time_total} %%{http_code}' --max-time 60 --unix-socket %s -X %s 'http://engine%s'")
-    :format(engine.socket, method, path)
-  if body then command = command .. " -H 'Content-Type: application/json' -d '" .. json.encode(body):gsub("'", "'\\''") .. "'" end
-  local pipe <close> = assert(io.popen(command))
-  local raw, seconds, status = pipe:read("a"):match("^(.*)\n([%d.]+) (%d+)$")
-  assert(tonumber(status) < 400, method .. " " .. path .. ": " .. raw)
-  return tonumber(seconds), json.decode(raw)
+--- Requests by one curl, one after the other over one connection, as a client would: the seconds that each took (of curl's own
+--- count, without its start), and the answers decoded.
+---@param calls { [1]: string, [2]: string, [3]: table? }[]   method, path, body
+local function timed(engine, calls)
+  local words = {}
+  for _, call in ipairs(calls) do
+    local one = ("-sS -w '\\n@@ %%{time_total} %%{http_code}\\n' --max-time 60 --unix-socket %s -X %s 'http://engine%s'")
+      :format(engine.socket, call[1], call[2])
+    if call[3] then one = one .. " -H 'Content-Type: application/json' -d '" .. json.encode(call[3]):gsub("'", "'\\''") .. "'" end
+    words[#words + 1] = one
+  end
+  local raw = sh("curl " .. table.concat(words, " --next "))
+  local all, answers, i = 0, {}, 0
+  for body, seconds, status in raw:gmatch("(.-)\n@@ ([%d.]+) (%d+)\n") do
+    i = i + 1
+    assert(tonumber(status) < 400, calls[i][1] .. " " .. calls[i][2] .. ": " .. body)
+    all = all + tonumber(seconds)
+    answers[i] = json.decode(body) or false
+  end
+  assert(i == #calls, "curl ended early: " .. raw)
+  return all, table.unpack(answers)
 end
 
 --- Without empty tables: whether they were lists is not known any more.
@@ -52,46 +78,104 @@ local function without_empty(from)
   return out
 end
 
-local function bare_body(sent, place)
+--- What paddock sent, as a container of nobody's: `place` takes the place of the folder that went with the sandbox.
+local function alike_body(sent, place)
   local body = without_empty(sent)
-  body.HostConfig = without_empty(body.HostConfig)
-  body.Labels, body.Entrypoint, body.Cmd = nil, { "sleep" }, { "600" }
-  for _, mount in ipairs(body.HostConfig.Mounts or {}) do
-    local file <close> = io.open(mount.Source)
-    if mount.Type == "bind" and not file then mount.Source = place end
+  body.HostConfig = without_empty(sent.HostConfig)
+  if body.Entrypoint then body.Cmd = json.empty_array end -- an engine would add the image's
+  body.Labels = {}
+  for name, value in pairs(sent.Labels) do body.Labels[name:gsub("^paddock", "bench")] = value end
+  local mounts = {}
+  for i, mount in ipairs(body.HostConfig.Mounts or {}) do
+    mounts[i] = without_empty(mount)
+    if mount.Target == GUEST_FOLDER then mounts[i].Source = place .. "/guest" end
+    if mount.Type == "volume" then mounts[i].Source = nil end -- one without a name
   end
+  if #mounts > 0 then body.HostConfig.Mounts = mounts end
   return body
 end
 
-local function bare_round(engine, body, network, times)
-  local apart = 0 -- a network of its own, where paddock's has one
-  if network then
-    local seconds, made = timed(engine, "POST", "/networks/create", network)
-    apart, body.HostConfig.NetworkMode = seconds, made.Id
+local function plain_body(sent)
+  return { Image = sent.Image, Entrypoint = { "sleep" }, Cmd = { "600" }, HostConfig = { NetworkMode = sent.HostConfig.NetworkMode } }
+end
+
+--- What the guest of `alike` reads at its start.
+local function lay_settings(place, sent)
+  os.execute(("rm -rf '%s/guest' && mkdir -m 777 '%s/guest'"):format(place, place))
+  local file <close> = assert(io.open(place .. "/guest/settings", "w"))
+  for _, line in ipairs { "generation=b", "secret=bench", "listen=" .. GUEST_FOLDER .. "/socket", "orphan_ttl=3600",
+    "workspace=" .. sent.workspace, "home=" .. sent.workspace } do
+    file:write(line, "\0")
   end
-  local create, made = timed(engine, "POST", "/containers/create", body)
-  local at = "/containers/" .. made.Id
-  local start = timed(engine, "POST", at .. "/start")
-  local exec, new = timed(engine, "POST", at .. "/exec", { AttachStdout = true, AttachStderr = true, Cmd = { "sh", "-c", "true" } })
-  exec = exec + timed(engine, "POST", "/exec/" .. new.Id .. "/start", { Detach = false, Tty = false })
-  exec = exec + timed(engine, "GET", "/exec/" .. new.Id .. "/json")
-  local remove = timed(engine, "DELETE", at .. "?force=true&v=true")
-  if network then remove = remove + timed(engine, "DELETE", "/networks/" .. body.HostConfig.NetworkMode) end
-  table.insert(times.cold, apart + create + start)
+end
+
+--- Whether something is there under that name; a socket cannot be opened, and says so.
+local function exists(path)
+  local file, _, code = io.open(path)
+  if file then file:close() end
+  return file ~= nil or code == 6 -- ENXIO
+end
+
+--- Seconds until the program of `alike` serves.
+local function answered(engine, options, id, place)
+  local started = core.now()
+  local there
+  if options.plane == "guest" then
+    there = function() return exists(place .. "/guest/socket") end
+  elseif options.plane == "aio" then
+    local _, state = timed(engine, { { "GET", "/containers/" .. id .. "/json" } })
+    local _, bound = next(state.NetworkSettings.Ports)
+    there = function() return os.execute(("curl -s -o /dev/null http://127.0.0.1:%s/"):format(bound[1].HostPort)) end
+    started = core.now()
+  else
+    return 0
+  end
+  while not there() do
+    assert(core.now() - started < 20, "the program of the container that is alike does not answer")
+    paddock.sleep(SETTLE)
+  end
+  return core.now() - started
+end
+
+local made = 0
+local function bare_round(side, engine, options, times)
+  made = made + 1
+  local body, cold, network = side.body, 0, nil
+  local name = ("%s-%d"):format(options.prefix, made)
+  if side.lay then side.lay() end
+  paddock.sleep(options.pause)
+  if side.network then -- of its own, where paddock's has one
+    cold, network = timed(engine, { { "POST", "/networks/create", side.network } })
+    body.HostConfig.NetworkMode = network.Id
+  end
+  local seconds, answers = timed(engine, { { "POST", "/containers/create?name=" .. name, body },
+    { "POST", "/containers/" .. name .. "/start" } })
+  cold = cold + seconds
+  local at = "/containers/" .. answers.Id
+  if side.serves then cold = cold + answered(engine, options, answers.Id, side.place) end
+  local exec, new = timed(engine, { { "POST", at .. "/exec", { AttachStdout = true, AttachStderr = true, Cmd = { "sh", "-c", "true" } } } })
+  exec = exec + timed(engine, { { "POST", "/exec/" .. new.Id .. "/start", { Detach = false, Tty = false } },
+    { "GET", "/exec/" .. new.Id .. "/json" } })
+  paddock.sleep(options.pause)
+  local calls = { { "DELETE", at .. "?force=true&v=true" } }
+  if network then calls[2] = { "DELETE", "/networks/" .. network.Id } end
+  local removed = timed(engine, calls)
+  table.insert(times.cold, cold)
   table.insert(times.exec, exec)
-  table.insert(times.teardown, remove)
+  table.insert(times.teardown, removed)
 end
 
 -- ---- paddock ------------------------------------------------------------------------------------------------------------
 
-local function paddock_round(rt, who, times, step)
+--- One life. `step(name, seconds)` hears of each part of it.
+local function paddock_round(rt, who, options, step)
   local function take(name, fn)
     local started = core.now()
     local result = fn()
-    if times then table.insert(times[name], core.now() - started) end
-    if step then step(name) end
+    step(name, core.now() - started)
     return result
   end
+  paddock.sleep(options.pause)
   local box = take("cold", function() return rt:acquire(who) end)
   take("exec", function() assert(box:exec("true").exit_code == 0) end)
   local id = box.id
@@ -99,74 +183,142 @@ local function paddock_round(rt, who, times, step)
   box = take("warm", function() return rt:acquire(who) end)
   assert(box.source == "warm")
   box:release()
-  if step then step(nil) end
+  paddock.sleep(options.pause)
+  step(nil)
   take("teardown", function() assert(rt:destroy(id)) end)
 end
 
-local function open(options, socket, state, prefix)
+local function open(options, socket, state)
   return paddock.open { backend = "docker", state_dir = state, log = function() end,
     image = engines.image(options.plane == "aio" and "aio" or "busybox"), stop_timeout = options.plane == "guest" and 60 or 10,
-    backend_options = { host = "unix://" .. socket, prefix = prefix, plane = options.plane, pull = "never" } }
+    backend_options = { host = "unix://" .. socket, prefix = options.prefix, plane = options.plane, pull = "never" } }
 end
 
---- The calls of the engine in each step of one life, and what was sent to make the container.
-local function counted(options, engine, state, prefix)
-  local proxy <close> = engine:proxy()
-  local rt = open(options, proxy.socket, state, prefix)
-  local counts, sent, network, names = {}, nil, nil, {}
-  local before = proxy:count()
-  paddock_round(rt, { user = prefix, thread = "counted" }, nil, function(name)
+--- A life through the proxy: for each step, its calls of the engine, and its seconds outside of them.
+local function counted_round(rt, proxy, who, options)
+  local steps, before = {}, proxy:count()
+  paddock_round(rt, who, options, function(name, seconds)
     local calls = proxy:calls()
-    if name then counts[name] = #calls - before end
+    local one = { own = seconds, calls = {} }
     for i = before + 1, #calls do
-      local call = calls[i]
-      local text = call.method .. " " .. call.path:gsub("%x%x%x%x%x%x%x%x%x%x%x+", "ID"):gsub(prefix .. "%-ID", "NAME")
-      if name then names[name] = (names[name] and names[name] .. ", " or "") .. text end
+      if calls[i].path ~= "/events" then
+        one.calls[#one.calls + 1] = calls[i]
+        if name then one.own = one.own - calls[i].seconds end
+      end
+    end
+    if name then steps[name] = one end
+    before = #calls
+  end)
+  return steps
+end
+
+--- The calls as words, and what made the container and its network.
+local function told(steps, options)
+  local texts, sent, network = {}, nil, nil
+  for name, one in pairs(steps) do
+    local words = {}
+    for i, call in ipairs(one.calls) do
+      words[i] = call.method .. " " .. call.path:gsub("%x%x%x%x%x%x%x%x%x%x%x+", "ID"):gsub(options.prefix .. "%-ID", "NAME")
       if call.method == "POST" and call.path == "/containers/create" then sent = call.body end
       if call.method == "POST" and call.path == "/networks/create" then network = call.body end
     end
-    before = #calls
-  end)
-  rt:shutdown()
-  return counts, names, sent, network
+    texts[name] = ("%d%s"):format(#words, #words > 0 and ": " .. table.concat(words, ", ") or "")
+  end
+  return texts, sent, network
 end
 
-local function measure(options, engine)
-  local state, place, prefix = folder(), folder(), "pdkbench" .. tostring({}):match("0x(%x+)"):sub(-6)
-  local counts, names, sent, network = counted(options, engine, state, prefix)
-  local body = bare_body(sent, place)
+-- ---- together -------------------------------------------------------------------------------------------------------------
+
+local STEPS = { "cold", "exec", "release", "warm", "teardown" }
+
+local function no_times()
+  local out = {}
+  for _, step in ipairs(STEPS) do out[step] = {} end
+  return out
+end
+
+local function sides_of(options, engine, state, place)
+  local proxy = engine:proxy()
+  local direct, watched = open(options, engine.socket, state), open(options, proxy.socket, state .. "/counted")
+  local who = 0
+  local function identity()
+    who = who + 1
+    return { user = options.prefix, thread = "t" .. who }
+  end
+  local first, sent, network = told(counted_round(watched, proxy, identity(), options), options)
+  local texts = told(counted_round(watched, proxy, identity(), options), options)
   if network then
     network = { Name = network.Name .. "-bare", Driver = network.Driver, Internal = network.Internal, Options = network.Options }
   end
-  local rt = open(options, engine.socket, state, prefix)
-  local ours = { cold = {}, exec = {}, release = {}, warm = {}, teardown = {} }
-  local bare = { cold = {}, exec = {}, teardown = {} }
-  for i = 0, options.rounds do -- the first of each is not counted
-    if i == 1 then
-      ours = { cold = {}, exec = {}, release = {}, warm = {}, teardown = {} }
-      bare = { cold = {}, exec = {}, teardown = {} }
-    end
-    paddock_round(rt, { user = prefix, thread = "t" .. i }, ours)
-    bare_round(engine, body, network, bare)
+  local function bare(side)
+    side.network = network
+    return function(times) bare_round(side, engine, options, times) end
   end
-  rt:shutdown()
-  os.execute(("rm -rf '%s' '%s'"):format(state, place))
-  print(("%s %s, plane %s, %d rounds"):format(engine.name, engine.version, options.plane, options.rounds))
-  print(("  %-10s %-28s %-28s %-18s %s"):format("", "paddock", "the engine alone", "paddock's share", "calls of the engine"))
-  for _, step in ipairs { "cold", "exec", "release", "warm", "teardown" } do
-    local mine, text = summary(ours[step])
-    local its, its_text
-    if bare[step] then its, its_text = summary(bare[step]) end
-    local share = its and ("%+.1f ms, %+.0f %%"):format(mine - its, (mine - its) / its * 100) or ""
-    print(("  %-10s %-28s %-28s %-18s %d%s"):format(step, text, its_text or "", share, counts[step] or 0,
-      names[step] and ": " .. names[step] or ""))
+  local sides = {
+    paddock = function(times)
+      paddock_round(direct, identity(), options, function(name, seconds) if name then table.insert(times[name], seconds) end end)
+    end,
+    alike = bare { body = alike_body(sent, place), place = place, serves = true,
+      lay = options.plane == "guest" and function() lay_settings(place, { workspace = "/workspace" }) end or nil },
+    plain = bare { body = plain_body(sent) },
+    counted = function(times)
+      for name, one in pairs(counted_round(watched, proxy, identity(), options)) do table.insert(times[name], one.own) end
+    end,
+  }
+  local function close()
+    direct:shutdown()
+    watched:shutdown()
+    proxy:close()
   end
+  return sides, first, texts, close
 end
 
-local options, i = { plane = "guest", rounds = 20 }, 1
+-- Each one follows each of the others once in four rounds.
+local ORDERS = { { "paddock", "alike", "counted", "plain" }, { "alike", "plain", "paddock", "counted" },
+  { "plain", "counted", "alike", "paddock" }, { "counted", "paddock", "plain", "alike" } }
+
+local function share(mine, its)
+  return ("%+.1f ms, %+.0f %%"):format(mine - its, (mine - its) / its * 100)
+end
+
+local function measure(options, engine)
+  local state, place = folder(), folder()
+  options.prefix = "pdkbench" .. tostring({}):match("0x(%x+)"):sub(-6)
+  os.execute(("mkdir -m 700 '%s/counted'"):format(state))
+  local sides, first, texts, close = sides_of(options, engine, state, place)
+  local times = {}
+  for i = 0, options.rounds do
+    if i <= 1 then -- what round 0 took is forgotten
+      for name in pairs(sides) do times[name] = no_times() end
+    end
+    for _, name in ipairs(ORDERS[i % #ORDERS + 1]) do sides[name](times[name]) end
+  end
+  close()
+  os.execute(("rm -rf '%s' '%s'"):format(state, place))
+  print(("%s %s, plane %s, %d rounds"):format(engine.name, engine.version, options.plane, options.rounds))
+  local row = "  %-9s %-25s %-25s %-25s %-18s %-18s %s"
+  print((row):format("", "paddock", "alike", "plain", "more than alike", "more than plain", "own"))
+  for _, step in ipairs(STEPS) do
+    local mine, text = summary(times.paddock[step])
+    local texts_of, shares = {}, {}
+    for _, peer in ipairs { "alike", "plain" } do
+      if #times[peer][step] > 0 then
+        local its, its_text = summary(times[peer][step])
+        texts_of[peer], shares[peer] = its_text, share(mine, its)
+      end
+    end
+    local _, own = summary(times.counted[step])
+    print((row):format(step, text, texts_of.alike or "", texts_of.plain or "", shares.alike or "", shares.plain or "", own))
+  end
+  print "  calls of the engine, once the image is known"
+  for _, step in ipairs(STEPS) do print(("  %-9s %s"):format(step, texts[step])) end
+  print("  of the first acquire: " .. first.cold)
+end
+
+local options, i = { plane = "guest", rounds = 20, pause = 0.1 }, 1
 while arg[i] do
   local name = assert(arg[i]:match("^%-%-(%w+)$"), "unknown: " .. arg[i])
-  options[name] = math.tointeger(tonumber(arg[i + 1])) or arg[i + 1]
+  options[name] = math.tointeger(tonumber(arg[i + 1])) or tonumber(arg[i + 1]) or arg[i + 1]
   i = i + 2
 end
 for _, engine in ipairs(engines.all()) do

@@ -29,11 +29,18 @@ end
 -- ---- a worker: one runtime and its share of the cycles ------------------------------------------------------------------
 
 local WARM_UP = 6 -- cycles, one of each kind, after which nothing may grow
+local LOOKS = 8   -- at the memory, on the way
 local IDLE = 6    -- connections that may be open, or not, at the moment of a count
 
 --- Descriptors and threads of this process.
 local function own()
   return { descriptors = count("ls /proc/$PPID/fd | wc -l"), threads = count("ls /proc/$PPID/task | wc -l") }
+end
+
+--- Memory of this process, in KiB: resident, and the Lua universe's. Shown, not judged: the first one says more about malloc.
+local function memory(rt, cycle)
+  local file <close> = assert(io.open "/proc/self/status")
+  return { cycle = cycle, resident = math.tointeger(tonumber(file:read("a"):match("VmRSS:%s+(%d+)"))), lua = rt:stats().lua_bytes // 1024 }
 end
 
 --- Acquires. A refusal that says "try again later", as when the runtime itself is taking a dead one down, is no fault and is
@@ -126,7 +133,7 @@ local function worker(options)
     self:open()
   end
   w:open()
-  local before, report = nil, { cycles = 0, problems = {}, seconds = {} }
+  local before, report = nil, { cycles = 0, problems = {}, seconds = {}, memory = {} }
   for i = 1, options.cycles do
     local kind = kinds[(i - 1) % #kinds + 1]
     local started = core.now()
@@ -135,6 +142,7 @@ local function worker(options)
     if fine then report.cycles = report.cycles + 1
     else report.problems[#report.problems + 1] = ("cycle %d, %s: %s"):format(i, kind[1], tostring(err)) end
     if #report.problems > 5 then break end
+    if i % math.max(1, options.cycles // LOOKS) == 0 then table.insert(report.memory, memory(w.rt, i)) end
     if i == WARM_UP or (i == options.cycles and before == nil) then
       collectgarbage()
       before = own()
@@ -243,6 +251,11 @@ function M.text(report)
     lines[#lines + 1] = ("  runtime %d    descriptors %d, then %d; threads %d, then %d; closed: %d and %d; "
       .. "told to try again: %d"):format(i,
       w.before.descriptors, w.after.descriptors, w.before.threads, w.after.threads, w.closed.descriptors, w.closed.threads, w.deferred)
+  end
+  for i, w in ipairs(report.workers) do
+    local parts = {}
+    for n, m in ipairs(w.memory) do parts[n] = ("%d: %d (%d)"):format(m.cycle, m.resident, m.lua) end
+    lines[#lines + 1] = ("  runtime %d    resident KiB (of Lua) after cycles: %s"):format(i, table.concat(parts, ", "))
   end
   for _, line in ipairs(report.problems) do lines[#lines + 1] = "PROBLEM  " .. line end
   return table.concat(lines, "\n")

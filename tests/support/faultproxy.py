@@ -5,7 +5,7 @@ Orders come as HTTP to SOCKET.control (tests/support/faultproxy.lua sends them):
   DELETE /rules  forget all rules, release what hangs, come up again, and forget the calls
   GET /calls     every call since: {"n", "method", "path" (no version, no query), "query", "passed" (the engine got it),
                  "status" (the engine's), "rule", "time" (seconds since the start), "done",
-                 "body" (of the request, when it is JSON)}
+                 "seconds" (once done: from the request's last byte to the answer's), "body" (of the request, when it is JSON)}
   POST /release  what hangs goes on          POST /drop    close all client connections that are open now
   POST /down, /up   refuse connections, as an engine that is not there, and accept them again
   GET /open      {"connections", "calls" (under way)}
@@ -224,6 +224,7 @@ class Proxy:
         finally:
             with self.lock:
                 self.under_way -= 1
+                entry["seconds"] = time.monotonic() - self.started - entry["time"]
                 entry["done"] = True
 
     def answer(self, client, reader, method, request, upgrade, rule, entry):
