@@ -234,3 +234,42 @@ size_t pdk_conn_idle_count(void)
     PDK_GUARD(pool_lock);
     return idle_count;
 }
+
+CURLcode pdk_conn_set_tls(CURL *easy, const pdk_http_request *req)
+{
+    const char *roots = req->ca_file != NULL ? req->ca_file : getenv("SSL_CERT_FILE"); /* as curl and Python do */
+    CURLcode rc = curl_easy_setopt(easy, CURLOPT_SSLVERSION, (long)CURL_SSLVERSION_TLSv1_2);
+    if (rc == CURLE_OK && roots != NULL && *roots != '\0')
+        rc = curl_easy_setopt(easy, CURLOPT_CAINFO, roots);
+    if (rc == CURLE_OK && req->ca_file != NULL) /* that file's word alone: libcurl would look into the system's folder, too */
+        rc = curl_easy_setopt(easy, CURLOPT_CAPATH, NULL);
+    if (rc == CURLE_OK && req->cert_file != NULL)
+        rc = curl_easy_setopt(easy, CURLOPT_SSLCERT, req->cert_file);
+    if (rc == CURLE_OK && req->cert_file != NULL)
+        rc = curl_easy_setopt(easy, CURLOPT_SSLKEY, req->key_file);
+    if (rc == CURLE_OK && req->cert_file != NULL) /* without it an encrypted key's password is asked for on the terminal */
+        rc = curl_easy_setopt(easy, CURLOPT_KEYPASSWD, "");
+    return rc;
+}
+
+bool pdk_conn_distrusted(CURLcode code, const char *text)
+{
+    switch (code) {
+    case CURLE_SSL_CONNECT_ERROR:
+    case CURLE_PEER_FAILED_VERIFICATION:
+    case CURLE_SSL_CERTPROBLEM:
+    case CURLE_SSL_CIPHER:
+    case CURLE_SSL_CACERT_BADFILE:
+    case CURLE_SSL_ISSUER_ERROR:
+    case CURLE_SSL_CRL_BADFILE:
+    case CURLE_SSL_ENGINE_NOTFOUND:
+    case CURLE_SSL_ENGINE_INITFAILED:
+    case CURLE_SSL_ENGINE_SETFAILED:
+    case CURLE_SSL_INVALIDCERTSTATUS:
+    case CURLE_SSL_PINNEDPUBKEYNOTMATCH:
+    case CURLE_USE_SSL_FAILED: return true;
+    case CURLE_SEND_ERROR:
+    case CURLE_RECV_ERROR: return strstr(text, " alert ") != NULL && strstr(text, "SSL routines") != NULL;
+    default: return false;
+    }
+}

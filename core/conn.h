@@ -1,4 +1,4 @@
-/* conn.h -- libcurl handles that keep one connection each, pooled by destination. For http.c alone.
+/* conn.h -- libcurl handles that keep one connection each, pooled by destination. For http.c and duplex.c alone.
  *
  * A pdk_conn is an easy and a multi handle of their own: never shared, so that no lock is held while one is in use, and
  * closing the one closes exactly its connection. Idle ones wait in a bounded pool; no thread ages them: whoever comes
@@ -8,6 +8,7 @@
 #define PDK_CONN_H
 
 #include "error.h"
+#include "http.h"
 #include "sync.h"
 #include <curl/curl.h>
 
@@ -34,5 +35,11 @@ pdk_conn *pdk_conn_take(const char *key, pdk_ns max_idle, pdk_error *err);
 void pdk_conn_give(pdk_conn *c, bool keep);
 void pdk_conn_close_idle(void);
 size_t pdk_conn_idle_count(void);
+
+/* Whom a handle believes over TLS, and who it says that it is; the same for every request. The handle keeps copies. */
+CURLcode pdk_conn_set_tls(CURL *easy, const pdk_http_request *req);
+/* Whether a transfer over TLS failed with this because one side did not take the other for who it must be. `text` is libcurl's error
+ * buffer: TLS 1.3 refuses a client only once the client has begun to speak, and libcurl calls that a failed read or write. */
+bool pdk_conn_distrusted(CURLcode code, const char *text);
 
 #endif

@@ -42,10 +42,13 @@ typedef struct duplex { /* the calling thread's */
     pdk_ns deadline, connect_deadline;
     bool own_deadline;
     char target[220];
+    char error[CURL_ERROR_SIZE]; /* libcurl's own words; the handle points here until duplex_free */
 } duplex;
 
 static void duplex_free(duplex *d)
 {
+    if (d->conn != NULL) /* the handle goes on without us */
+        curl_easy_setopt(d->conn->easy, CURLOPT_ERRORBUFFER, NULL);
     if (d->conn != NULL && d->conn->attached) { /* libcurl closes a connection that nobody can use any more */
         pdk_quiet q;
         pdk_quiet_enter(&q);
@@ -67,6 +70,13 @@ static int fail(pdk_error *err, const duplex *d, const char *reason, int sys, co
     if (err != NULL)
         snprintf(err->reason, sizeof err->reason, "%s", reason);
     return -1;
+}
+
+/* What libcurl says of it. */
+static int fail_code(pdk_error *err, const duplex *d, const char *reason, CURLcode code)
+{
+    bool tls = d->tls && pdk_conn_distrusted(code, d->error);
+    return fail(err, d, tls ? "tls" : reason, 0, d->error[0] != '\0' ? d->error : curl_easy_strerror(code));
 }
 
 static bool add(bytes *b, const char *data, size_t len)
@@ -177,13 +187,10 @@ static CURLcode set_options(duplex *d)
         rc = curl_easy_setopt(e, CURLOPT_UNIX_SOCKET_PATH, req->unix_socket);
     if (rc == CURLE_OK)
         rc = curl_easy_setopt(e, CURLOPT_PROXY, "");
-    const char *roots = !d->tls ? NULL : req->ca_file != NULL ? req->ca_file : getenv("SSL_CERT_FILE");
-    if (rc == CURLE_OK && roots != NULL && *roots != '\0')
-        rc = curl_easy_setopt(e, CURLOPT_CAINFO, roots);
-    if (rc == CURLE_OK && d->tls && req->cert_file != NULL)
-        rc = curl_easy_setopt(e, CURLOPT_SSLCERT, req->cert_file);
-    if (rc == CURLE_OK && d->tls && req->cert_file != NULL)
-        rc = curl_easy_setopt(e, CURLOPT_SSLKEY, req->key_file);
+    if (rc == CURLE_OK && d->tls)
+        rc = pdk_conn_set_tls(e, req);
+    d->error[0] = '\0';
+    curl_easy_setopt(e, CURLOPT_ERRORBUFFER, d->error);
     long wait_ms = (long)((d->connect_deadline - pdk_now_monotonic()) / 1000000);
     curl_easy_setopt(e, CURLOPT_PROTOCOLS_STR, "http,https");
     curl_easy_setopt(e, CURLOPT_HTTP_VERSION, (long)CURL_HTTP_VERSION_1_1);
@@ -215,8 +222,7 @@ static int connect_to(duplex *d, const pdk_limit *limit, pdk_error *err)
         code = curl_easy_getinfo(d->conn->easy, CURLINFO_ACTIVESOCKET, &d->socket);
     if (code == CURLE_OK && d->socket != CURL_SOCKET_BAD)
         return 0;
-    bool tls = code == CURLE_SSL_CONNECT_ERROR || code == CURLE_PEER_FAILED_VERIFICATION || code == CURLE_SSL_CERTPROBLEM;
-    return fail(err, d, tls ? "tls" : "connect", 0, code != CURLE_OK ? curl_easy_strerror(code) : "no connection");
+    return code != CURLE_OK ? fail_code(err, d, "connect", code) : fail(err, d, "connect", 0, "no connection");
 }
 
 /* ---- both directions ------------------------------------------------------------------------------------ */
@@ -233,7 +239,7 @@ static int send_some(duplex *d, const char *data, size_t len, size_t *at, pdk_er
     if (code == CURLE_AGAIN)
         return 0;
     if (code != CURLE_OK)
-        return fail(err, d, "write", 0, curl_easy_strerror(code));
+        return fail_code(err, d, "write", code);
     *at += n;
     return 1;
 }
@@ -332,7 +338,7 @@ static int receive(duplex *d, char *buffer, pdk_error *err)
     if (code == CURLE_AGAIN)
         return 0;
     if (code != CURLE_OK)
-        return fail(err, d, "read", 0, curl_easy_strerror(code));
+        return fail_code(err, d, "read", code);
     d->at_end = n == 0;
     return take(d, buffer, n, err) < 0 ? -1 : 1;
 }

@@ -446,20 +446,14 @@ static CURLcode set_options(transfer *t, pdk_ns now)
         rc = curl_easy_setopt(e, CURLOPT_UNIX_SOCKET_PATH, t->unix_path);
     if (rc == CURLE_OK && t->direct)
         rc = curl_easy_setopt(e, CURLOPT_PROXY, "");
-    const char *roots = !t->tls ? NULL : req->ca_file != NULL ? req->ca_file : getenv("SSL_CERT_FILE"); /* as curl and Python do */
-    if (rc == CURLE_OK && roots != NULL && *roots != '\0')
-        rc = curl_easy_setopt(e, CURLOPT_CAINFO, roots);
-    if (rc == CURLE_OK && t->tls && req->cert_file != NULL)
-        rc = curl_easy_setopt(e, CURLOPT_SSLCERT, req->cert_file);
-    if (rc == CURLE_OK && t->tls && req->cert_file != NULL)
-        rc = curl_easy_setopt(e, CURLOPT_SSLKEY, req->key_file);
+    if (rc == CURLE_OK && t->tls)
+        rc = pdk_conn_set_tls(e, req);
     if (rc == CURLE_OK)
         rc = curl_easy_setopt(e, CURLOPT_USERAGENT, "paddock/" PDK_VERSION);
     if (rc != CURLE_OK)
         return rc;
     long wait_ms = (long)((t->connect_deadline - now) / 1000000);
     curl_easy_setopt(e, CURLOPT_PROTOCOLS_STR, "http,https");
-    curl_easy_setopt(e, CURLOPT_SSLVERSION, (long)CURL_SSLVERSION_TLSv1_2);
     curl_easy_setopt(e, CURLOPT_HTTP_VERSION, (long)CURL_HTTP_VERSION_1_1); /* HTTP/2 may refuse and repeat a stream */
     curl_easy_setopt(e, CURLOPT_NOSIGNAL, 1L);
     curl_easy_setopt(e, CURLOPT_QUICK_EXIT, 1L); /* a name lookup that hangs must not hold up who has given up */
@@ -525,20 +519,9 @@ static ending drive(transfer *t, CURLM *multi, const pdk_limit *limit, CURLcode 
 
 static const char *reason_of(const transfer *t, CURLcode code)
 {
+    if (t->tls && pdk_conn_distrusted(code, t->error))
+        return "tls";
     switch (code) {
-    case CURLE_SSL_CONNECT_ERROR:
-    case CURLE_PEER_FAILED_VERIFICATION:
-    case CURLE_SSL_CERTPROBLEM:
-    case CURLE_SSL_CIPHER:
-    case CURLE_SSL_CACERT_BADFILE:
-    case CURLE_SSL_ISSUER_ERROR:
-    case CURLE_SSL_CRL_BADFILE:
-    case CURLE_SSL_ENGINE_NOTFOUND:
-    case CURLE_SSL_ENGINE_INITFAILED:
-    case CURLE_SSL_ENGINE_SETFAILED:
-    case CURLE_SSL_INVALIDCERTSTATUS:
-    case CURLE_SSL_PINNEDPUBKEYNOTMATCH:
-    case CURLE_USE_SSL_FAILED: return "tls";
     case CURLE_SEND_ERROR:
     case CURLE_SEND_FAIL_REWIND: return "write";
     case CURLE_WEIRD_SERVER_REPLY:

@@ -6,6 +6,7 @@ local support = require "tests.support"
 local open = assert(package.loadlib(assert(package.searchpath("paddock.core", package.cpath)), "luaopen_paddock_io"))
 package.preload["paddock.io"] = package.preload["paddock.io"] or open
 
+local certificates = require "paddock.docker.certificates"
 local engine = require "paddock.docker.engine"
 local images = require "paddock.docker.images"
 local labels = require "paddock.docker.labels"
@@ -182,6 +183,38 @@ describe("an engine's address", function()
     err = support.caught(engine.find, { host = "unix:///no/such.sock" })
     assert.equal("backend_error", err.kind)
     assert.matches("/no/such.sock", err.message, 1, true)
+  end)
+
+  it("of another machine is not spoken to over plain TCP, unless that is asked for", function()
+    for _, host in ipairs { "tcp://192.0.2.1:2375", "tcp://engine", "tcp://127.0.0.1.example:2375", "tcp://127.0.0.1x", "tcp://localhost.x",
+      "http://[::2]:2375", "tcp://0.0.0.0:2375" } do
+      local err = support.caught(engine.find, { host = host }, function() end)
+      assert.equal("invalid_argument", err.kind)
+      assert.matches("backend_options.host names " .. host, err.message, 1, true)
+      assert.matches("plain_tcp", err.message, 1, true)
+    end
+    for _, options in ipairs { { host = "tcp://127.0.0.1:1" }, { host = "tcp://127.9.9.9:1" }, { host = "tcp://localhost:1" },
+      { host = "tcp://x.invalid:1", plain_tcp = true } } do
+      local err = support.caught(engine.find, options, function() end)  -- it was tried
+      assert.equal("backend_error", err.kind)
+      assert.matches("GET http://", err.message, 1, true)
+    end
+  end)
+
+  it("comes with certificates by the options, else by Docker's own variables; they are for TCP only", function()
+    local own = { ca_file = "/o/ca.pem" }
+    local function find(options, env) return certificates.find(options, function(name) return env[name] end) end
+    assert.is_nil(find({}, { DOCKER_TLS_VERIFY = "", HOME = "/home/x" }))
+    assert.equal(own, find(own, { DOCKER_CERT_PATH = "/c", DOCKER_TLS_VERIFY = "1" }))
+    assert.equal("/c/key.pem", find({}, { DOCKER_CERT_PATH = "/c" }).key_file)
+    assert.equal("/home/x/.docker/ca.pem", find({}, { DOCKER_TLS_VERIFY = "1", HOME = "/home/x" }).ca_file)
+    local err = support.caught(find, {}, { DOCKER_CERT_PATH = "no/such/folder" })
+    assert.equal("invalid_argument", err.kind)
+    assert.matches("DOCKER_CERT_PATH names the folder no/such/folder", err.message, 1, true)
+    err = support.caught(engine.find, { host = "tcp://127.0.0.1:1" }, function(name) return name == "DOCKER_CERT_PATH" and "/no" or nil end)
+    assert.matches("DOCKER_CERT_PATH: cannot read /no/ca.pem", err.message, 1, true)
+    err = support.caught(engine.find, { host = "unix:///no/such.sock" }, function() return "/no" end)
+    assert.equal("backend_error", err.kind)
   end)
 
   it("is looked for in the rootless places first", function()

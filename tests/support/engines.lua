@@ -63,6 +63,18 @@ function M.registry()
   return text(known.address), M.state().why or text(known.why)
 end
 
+--- The docker engine's port with TLS, "127.0.0.1:2376", and the folder of its certificates (engines.py); or nil, nil, why.
+function M.tls()
+  local known = M.state().tls or {}
+  return text(known.address), text(known.folder), M.state().why or text(known.why)
+end
+
+--- A port of podman's on plain TCP; or nil, why.
+function M.plain()
+  local known = M.state().plain or {}
+  return text(known.address), M.state().why or text(known.why)
+end
+
 local function quoted(word)
   return "'" .. tostring(word):gsub("'", "'\\''") .. "'"
 end

@@ -10,8 +10,10 @@ theirs is the host's, an engine of the host is never touched, and when the first
 PDK_ENGINES is the folder of one such set (docker.sock, podman.sock, state.json); `run` without it makes a set for itself.
 With it, the first `run` starts the engines, under a lock, and later ones share them (tests/run does that).
 
+The Docker daemon also listens on TCP with --tlsverify, and a second service of podman on plain TCP, both on loopback.
+
 state.json: {"why": null or why nothing runs, "docker": {"socket", "version", "why"}, "podman": {...},
-             "registry": {"address", "why"}, "images": {"busybox": name, "aio": name}, "pid": init's pid for nsenter}
+             "registry": {"address", "why"}, "tls": {"address", "folder", "why"}, "plain": {"address", "why"}, "images": {"busybox": name, "aio": name}, "pid": init's pid for nsenter}
 """
 import ctypes
 import fcntl
@@ -37,6 +39,7 @@ START_LIMIT = 90  # seconds, for all of them; on an idle machine it takes three
 BUSYBOX = "localhost/pdk-busybox:latest"  # podman 4.3 ignores the tag of an import
 AIO = "localhost/pdk-aio:latest"
 REGISTRY = "127.0.0.1:5000"
+TLS, PLAIN = "127.0.0.1:2376", "127.0.0.1:2375"
 
 libc = ctypes.CDLL(None, use_errno=True)
 NEWNS, NEWIPC, NEWPID, NEWNET = 0x00020000, 0x08000000, 0x20000000, 0x40000000
@@ -208,6 +211,43 @@ def cgroup_name(folder):
     return os.path.basename(folder)
 
 
+def make_certificates(folder):
+    """Two authorities in `folder`, `ours` and `other`, each a folder as DOCKER_CERT_PATH has it: ca.pem, and cert.pem and key.pem of a
+    client; in `ours` also server.pem for 127.0.0.1 (no other name) and expired.pem, both with server.key. None, or why not."""
+    if not program("openssl"):
+        return "there is no openssl"
+
+    def openssl(*words):
+        run = subprocess.run(["openssl", *words], cwd=place, capture_output=True, text=True)
+        if run.returncode != 0:
+            raise RuntimeError("openssl %s: %s" % (words[0], run.stderr.strip()[-200:]))
+
+    def key(name):
+        openssl("genpkey", "-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-256", "-out", name)
+
+    def signed(name, key_name, use, *more):
+        openssl("req", "-new", "-key", key_name, "-subj", "/CN=pdk", "-out", "request")
+        write(place + "/extensions", "extendedKeyUsage = %s\nsubjectAltName = IP:127.0.0.1\n" % use)
+        openssl("x509", "-req", "-in", "request", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-extfile", "extensions",
+                "-out", name, *more)
+
+    try:
+        for who in ("ours", "other"):
+            place = os.path.join(folder, who)
+            os.makedirs(place)
+            key("ca.key")
+            openssl("req", "-x509", "-new", "-key", "ca.key", "-days", "2", "-subj", "/CN=pdk-" + who, "-out", "ca.pem")
+            key("key.pem")
+            signed("cert.pem", "key.pem", "clientAuth", "-days", "2")
+            if who == "ours":
+                key("server.key")
+                signed("server.pem", "server.key", "serverAuth", "-days", "2")
+                signed("expired.pem", "server.key", "serverAuth", "-days", "-1")
+    except RuntimeError as err:
+        return str(err)
+    return None
+
+
 def daemons(folder):
     """(name, Daemon or why it cannot run) in the order of their start."""
     driver = "overlay" if overlay_works(folder) else "vfs"
@@ -241,13 +281,18 @@ def daemons(folder):
         # live-restore: containers outlive their daemon, as with podman.
         write(os.path.join(d, "daemon.json"), json.dumps({"live-restore": True}))
         sock = os.path.join(folder, "docker.sock")
+        pem = os.path.join(folder, "tls")
+        without = make_certificates(pem)
+        tls = [] if without else ["-H", "tcp://" + TLS, "--tlsverify", "--tlscacert", pem + "/ours/ca.pem", "--tlscert",
+                                  pem + "/ours/server.pem", "--tlskey", pem + "/ours/server.key"]
+        out.append(("tls", without or ("docker", {"address": TLS, "folder": pem})))
         out.append(("containerd", Daemon(folder, "containerd",
                     [program("containerd"), "--config", d + "/containerd.toml"], path, sock=ctr)))
         out.append(("docker", Daemon(folder, "docker", [
             program("dockerd"), "--config-file", d + "/daemon.json", "--data-root", d + "/data", "--exec-root", d + "/exec",
             "--pidfile", d + "/pid", "--containerd", ctr, "-H", "unix://" + sock, "--exec-opt", "native.cgroupdriver=cgroupfs",
             "--cgroup-parent", "/" + cgroup_name(folder), "--default-ulimit", "nofile=1024:1024", "--oom-score-adjust", "0",
-            "--storage-driver", "overlay2" if driver == "overlay" else "vfs", "--group", "root"], path, sock=sock)))
+            "--storage-driver", "overlay2" if driver == "overlay" else "vfs", "--group", "root"] + tls, path, sock=sock)))
 
     why = need("podman", "conmon", "runc", "iptables")
     d = os.path.join(folder, "podman")
@@ -276,10 +321,11 @@ def daemons(folder):
                    CONTAINERS_REGISTRIES_CONF=d + "/registries.conf", HOME=d + "/home", XDG_CONFIG_HOME=d + "/home/.config")
         # The same flags as podman gives to the clean-up of a container that ended. Without them the two have databases of their
         # own, the clean-up knows no container, and everything that waits for an end takes 20 s longer.
-        out.append(("podman", Daemon(folder, "podman", [
-            program("podman"), "--root", d + "/graph", "--runroot", d + "/run", "--tmpdir", d + "/tmp", "--storage-driver", driver,
-            "--network-config-dir", d + "/networks", "--volumepath", d + "/volumes", "system", "service", "--time", "0",
-            "unix://" + sock], env, sock=sock)))
+        service = [program("podman"), "--root", d + "/graph", "--runroot", d + "/run", "--tmpdir", d + "/tmp", "--storage-driver", driver,
+                   "--network-config-dir", d + "/networks", "--volumepath", d + "/volumes", "system", "service", "--time", "0"]
+        out.append(("podman", Daemon(folder, "podman", service + ["unix://" + sock], env, sock=sock)))
+        # Plain TCP: dockerd speaks TLS on all its ports, or on none. One store has as many services as one starts.
+        out.append(("plain", Daemon(folder, "plain", service + ["tcp://" + PLAIN], env, port=int(PLAIN.split(":")[1]))))
 
     why = need("docker-registry")
     if why:
@@ -350,6 +396,9 @@ class Init:
             if isinstance(daemon, str):
                 self.state[name] = {"why": daemon}
                 continue
+            if isinstance(daemon, tuple):  # another one's: facts about it
+                self.state[name] = daemon[1]
+                continue
             self.daemons[name] = daemon
             daemon.start()
             self.state[name] = {"why": None}
@@ -363,6 +412,10 @@ class Init:
         self.state.pop("containerd", None)
         if "registry" in self.daemons:
             self.state["registry"]["address"] = REGISTRY
+        if "plain" in self.daemons:
+            self.state["plain"]["address"] = PLAIN
+        if "address" in self.state.get("tls", {}):
+            self.state["tls"]["why"] = self.state["docker"]["why"]
         filled = False
         for name in ("docker", "podman"):
             if self.state[name]["why"] is None:

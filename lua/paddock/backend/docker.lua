@@ -71,8 +71,7 @@ function M.new(options, runtime)
     errors.raise("invalid_argument", "the docker backend needs a state_dir")
   end
   local own = option_rules.read(options)
-  local tls = { ca_file = own.tls_ca, cert_file = own.tls_cert, key_file = own.tls_key }
-  local engine = engines.find { host = own.host, tls = tls, limit = own.engine_timeout }
+  local engine = engines.find(engines.options(own))
   local known = images.new(engine, own)
   choose_plane(own, engine, known, runtime)
   local self = setmetatable({

@@ -34,7 +34,7 @@ local M = {
 ---@return paddock.doctor.Probe
 local function this_machine()
   local env = {}
-  for _, name in ipairs { "PATH", "HOME", "DOCKER_HOST", "XDG_RUNTIME_DIR" } do
+  for _, name in ipairs { "PATH", "HOME", "DOCKER_HOST", "DOCKER_TLS_VERIFY", "DOCKER_CERT_PATH", "XDG_RUNTIME_DIR" } do
     local value = os.getenv(name)
     if value then env[#env + 1] = name .. "=" .. value end
   end
@@ -369,10 +369,12 @@ CHECKS["engine"] = function(probe, config)
   if config.backend ~= "docker" then return nil end
   local fine, report = pcall(probe.engine, config.backend_options, config.image)
   if not fine then
-    return fail(status.line(report), "start Docker or `podman system service`, or name the engine in backend_options.host or DOCKER_HOST")
+    local said = report.kind == "invalid_argument" or report.reason == "tls" -- what to do is in the line itself
+    return fail(status.line(report), said and "correct backend_options, or the environment's DOCKER_HOST and DOCKER_CERT_PATH"
+      or "start Docker or `podman system service`, or name the engine in backend_options.host or DOCKER_HOST")
   end
-  local text = ("%s at %s, API %s%s"):format(report.product, report.address, report.api,
-    report.image and ", image " .. report.image or "")
+  local text = ("%s%s at %s%s, API %s%s"):format(report.product, report.rootless and ", rootless," or "", report.address,
+    report.over and " over " .. report.over or "", report.api, report.image and ", image " .. report.image or "")
   if #report.lacks > 0 then
     return warn(text .. "; " .. table.concat(report.lacks, "; "), "correct the configuration, or give the engine what it lacks")
   end

@@ -179,6 +179,10 @@ fi
 say done
 ]]
 
+-- the input's size, then what follows `sh -c`. Over TLS our side of the stream cannot be ended alone: so the input of any script ends
+-- here, where its size is known.
+local MEASURED = 'head -c "$1" | { shift; exec /bin/sh -c "$@"; }'
+
 -- word, the session's folder
 local OPEN = BEGIN .. [[
 umask 077
@@ -305,6 +309,9 @@ end
 function Client:_run(script, args, opts, what)
   local word = io.hex(io.random(12))
   local argv = { "/bin/sh", "-c", script, "paddock", word, table.unpack(args) }
+  if self.engine.tls and opts.stdin then
+    argv = { "/bin/sh", "-c", MEASURED, "paddock", tostring(#opts.stdin), table.unpack(argv, 3) }
+  end
   local id = self:_prepare(argv, opts.env or {}, opts.stdin ~= nil, what)
   local max = opts.max or 1 << 20
   local run = {
@@ -464,9 +471,6 @@ function Client:_exec(req, command, cwd, session, limit)
   local script, args = req.stdin and COMMAND_FED or COMMAND, { cwd or self.home, command }
   if session then script, args = SESSION, { cwd or "", command, session, req.stdin and "fed" or "" } end
   local stdin = req.stdin
-  if stdin and stdin ~= "" and self.engine.tls then -- there our side of the stream cannot be ended alone
-    args[2] = ("head -c %d | (\n%s\n)"):format(#stdin, command)
-  end
   local started = io.now()
   local run = self:_run(script, args, {
     stdin = stdin, limit = limit, max = self.max_output, env = self:_env(mark, req.env), only_begin = true,

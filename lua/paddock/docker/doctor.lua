@@ -7,6 +7,8 @@ local M = {}
 
 ---@class paddock.EngineReport
 ---@field address string
+---@field over string?        "TLS" or "plain TCP", when it is no socket of this machine
+---@field rootless boolean    it runs without root
 ---@field product string      "Docker 20.10.24", "Podman 4.3.1"
 ---@field api string          the version that is spoken
 ---@field lacks string[]      what a sandbox would want and the engine has not
@@ -37,20 +39,33 @@ function M.lacks(facts, own)
   return out
 end
 
+--- Whether root in a container is nobody's root outside.
+---@param facts table         of GET /info
+---@return boolean
+function M.is_rootless(facts)
+  for _, one in ipairs(type(facts.SecurityOptions) == "table" and facts.SecurityOptions or {}) do
+    if type(one) == "string" and one:find("rootless", 1, true) then return true end
+  end
+  return false
+end
+
 --- Asks the engine. Raises what paddock.open would.
 ---@param options table    backend_options
 ---@param image string?
 ---@return paddock.EngineReport
 function M.examine(options, image)
   local own = option_rules.read(options)
-  local tls = { ca_file = own.tls_ca, cert_file = own.tls_cert, key_file = own.tls_key }
-  local engine = engines.find { host = own.host, tls = tls, limit = own.engine_timeout }
+  local engine = engines.find(engines.options(own))
   local version = engine:call({ method = "GET", path = "/version" }, "ask the engine for its version")
   local data = version and type(version.data) == "table" and version.data or {}
   local report = {
     address = engine.address, api = engine.version, lacks = M.lacks(engine.facts, own),
+    over = engine.host and (engine.tls and "TLS" or "plain TCP") or nil, rootless = M.is_rootless(engine.facts),
     product = (engine.podman and "Podman " or "Docker ") .. tostring(data.Version or "?"),
   }
+  if report.over == "plain TCP" then
+    report.lacks[#report.lacks + 1] = "whoever reaches its plain TCP port commands it, every user of its machine too: use a socket or TLS"
+  end
   if own.plane == "guest" and not engine.unix then -- named so: where it is chosen, such an engine gets another
     report.lacks[#report.lacks + 1] = "it is on another machine, where the guest cannot be mounted: set backend_options.plane"
   end

@@ -3,6 +3,7 @@
 --- Two engines are in daily use, Docker and Podman's compatible service, and they differ in statuses and words. What an
 --- answer means is decided here, once, by facts in it (a status, a cause, the name of the thing), never by the engine's name
 --- alone: the rest of the backend sees `absent`, `name_taken`, `state`, `port_taken`, `no_image`, `busy`.
+local certificates = require "paddock.docker.certificates"
 local errors = require "paddock.errors"
 local io = require "paddock.io"
 local streams = require "paddock.docker.stream"
@@ -22,7 +23,7 @@ local MOST_SOCKET = 107              -- bytes of a unix socket's path
 ---@field unix string?
 ---@field url string           http://host[:port], without a version
 ---@field host string?         the engine's machine, when it is reached over TCP
----@field tls table?           { ca_file, cert_file, key_file }
+---@field tls paddock.EngineTrust?   it is spoken to over TLS, and believed and told by these
 ---@field version string       of the API that is spoken, "1.41"
 ---@field limit number         seconds for a call that names none
 local Engine = {}
@@ -227,13 +228,19 @@ function M.refuse(what, fault, advice)
     { reason = REASONS[fault.meaning] or "engine" })
 end
 
+--- What to do about a failed transport, after a semicolon; or nothing.
+local function advice(engine, err)
+  local text = err.reason == "tls" and certificates.advice(tostring(err.message), engine.tls)
+  return text and "; " .. text or ""
+end
+
 --- Raises a failed transport: nobody knows more than that.
 ---@param what string
 ---@param err table
 function M.unreachable(engine, what, err)
   if err.kind ~= "backend_error" then error(err, 0) end -- a limit, a cancellation
-  errors.raise("backend_error", ("%s: the engine at %s does not answer: %s"):format(what, engine.address, tostring(err.message)),
-    { reason = err.reason or "engine" })
+  errors.raise("backend_error", ("%s: the engine at %s does not answer: %s%s"):format(what, engine.address, tostring(err.message),
+    advice(engine, err)), { reason = err.reason or "engine" })
 end
 
 --- A call that must be answered: the response when its status is below 400, or nil and the fault.
@@ -265,11 +272,17 @@ M.at_least = at_least
 --- Speaks to it for the first time, and settles the version. Nil and why not.
 ---@return boolean? fine
 ---@return string? why
+---@return string? reason   "tls": one of the two does not take the other for what it must be
 function Engine:greet()
   local response, err = self:send { method = "GET", path = "/_ping", plain = true, limit = PING_LIMIT }
   if not response then
     if err.kind ~= "backend_error" then error(err, 0) end
-    return nil, tostring(err.message)
+    -- Who is refused for a certificate may lose the word that says so to the reset that follows it.
+    if self.tls and certificates.was_cut(tostring(err.message)) then err.reason = "tls" end
+    return nil, tostring(err.message) .. advice(self, err), err.reason
+  end
+  if response.status == 400 and M.words(response):find("HTTPS server", 1, true) then
+    return nil, "it speaks TLS alone: name certificates in backend_options.tls_ca, tls_cert and tls_key, or in DOCKER_CERT_PATH", "tls"
   end
   if response.status ~= 200 then return nil, ("HTTP %d: %s"):format(response.status, M.words(response)) end
   local offered = response.headers["api-version"]
@@ -303,16 +316,16 @@ end
 
 --- An engine at that address, not spoken to yet.
 ---@param parts table      of M.parse
----@param options { tls: table?, limit: number? }
+---@param options { tls: paddock.EngineTrust?, limit: number? }   over TCP, `tls` means TLS
 ---@return paddock.Engine
 function M.new(parts, options)
   local self = setmetatable({
     address = parts.address, unix = parts.unix, url = parts.url, host = parts.host, limit = options.limit,
     version = ("%d.%d"):format(OWN_VERSION[1], OWN_VERSION[2]),
   }, Engine)
-  if parts.tls or (parts.host and options.tls and next(options.tls)) then
+  if parts.tls or (parts.host and options.tls) then
     self.url = self.url:gsub("^http:", "https:")
-    self.tls = options.tls
+    self.tls = options.tls or {}
   end
   return self
 end
@@ -329,40 +342,57 @@ function M.addresses(host, env)
   return M.usual(env, io.proc.self().uid), nil
 end
 
---- The certificates to use: the options', else those that Docker's own client would.
-local function certificates(options, env)
-  if options.tls and next(options.tls) then return options.tls end
-  local verify, folder = env "DOCKER_TLS_VERIFY", env "DOCKER_CERT_PATH"
-  if not verify or verify == "" then return options.tls end
-  if not folder or folder == "" then folder = (env "HOME" or "") .. "/.docker" end
-  return { ca_file = folder .. "/ca.pem", cert_file = folder .. "/cert.pem", key_file = folder .. "/key.pem" }
+--- An engine at that address, not spoken to yet; raises what is wrong with how it is to be spoken to.
+local function prepared(parts, source, options, env)
+  local trust, folder
+  if parts.host then trust, folder = certificates.find(options.tls, env) end
+  local engine = M.new(parts, { limit = options.limit, tls = trust })
+  if trust then certificates.check(trust, folder) end
+  if parts.host and not engine.tls and not options.plain_tcp and not certificates.is_loopback(parts.host) then
+    certificates.refuse_plain(parts, source)
+  end
+  return engine
+end
+
+--- The options of find.
+---@param own paddock.DockerOptions
+function M.options(own)
+  return {
+    host = own.host, limit = own.engine_timeout, plain_tcp = own.plain_tcp,
+    tls = { ca_file = own.tls_ca, cert_file = own.tls_cert, key_file = own.tls_key },
+  }
 end
 
 --- Finds the engine, or raises what was tried.
----@param options { host: string?, tls: table?, limit: number? }
+---@param options { host: string?, tls: paddock.EngineTrust?, limit: number?, plain_tcp: boolean? }
 ---@param env? fun(name: string): string?
 ---@return paddock.Engine
 function M.find(options, env)
   env = env or os.getenv
   local addresses, source = M.addresses(options.host, env)
-  local tried = {}
+  local tried, reason = {}, "engine"
   for _, address in ipairs(addresses) do
     local parts, why = M.parse(address)
     if not parts then
       errors.raise("invalid_argument", ("%s names no engine (%s): it %s"):format(source or "the default", address, why))
     end
-    local engine = M.new(parts, { limit = options.limit, tls = certificates(options, env) })
+    local engine = prepared(parts, source, options, env)
     if not source and parts.unix and not io.proc.access(parts.unix, "exists") then
       why = "there is no such socket"
     else
-      local fine
-      fine, why = engine:greet()
+      local fine, kind
+      fine, why, kind = engine:greet()
       if fine then
         engine:identify()
         return engine
+      elseif kind == "tls" then
+        reason = "tls"
       end
     end
     tried[#tried + 1] = ("%s (%s)"):format(address, why)
+  end
+  if reason == "tls" then -- only what one address was named for is reached over TLS
+    errors.raise("backend_error", "the container engine cannot be trusted, or does not trust us: " .. tried[1], { reason = "tls" })
   end
   errors.raise("backend_error", ("no container engine answers: %s. Start Docker, or Podman's service (podman system service), or "
     .. "name the engine in backend_options.host or DOCKER_HOST"):format(table.concat(tried, "; ")), { reason = "engine" })

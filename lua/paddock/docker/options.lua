@@ -175,6 +175,7 @@ end
 ---@field tls_ca? string             certificates that the engine's own must be signed by
 ---@field tls_cert? string           the client's certificate
 ---@field tls_key? string            and its key
+---@field plain_tcp? boolean          another machine's engine may be spoken to over plain TCP
 ---@field plane? "guest"|"aio"|"exec" how commands and files get inside (by what the configured image has: planes.choose)
 ---@field guest? string              path of paddock-guest
 ---@field prefix? string             a container's name is prefix-ID ("paddock")
@@ -203,7 +204,7 @@ end
 ---@field engine_timeout? number     seconds for one call of the engine, and for one stream of its events (30)
 ---@field stop_grace? number         seconds between the polite signal and the kill (0 with the guest, else 5)
 local OPTIONS = {
-  host = text, tls_ca = path, tls_cert = path, tls_key = path, plane = one_of("guest", "aio", "exec"), guest = path,
+  host = text, tls_ca = path, tls_cert = path, tls_key = path, plain_tcp = boolean, plane = one_of("guest", "aio", "exec"), guest = path,
   prefix = prefix, label_prefix = label_prefix, command = command, user = user, workdir = path,
   workspace = one_of("layer", "tmpfs", "volume"), workspace_size = whole(65536, 1 << 50), read_only_root = boolean,
   tmp_size = whole(65536, 1 << 50), shm_size = whole(65536, 1 << 50), cap_drop = capabilities, cap_add = capabilities,
