@@ -9,7 +9,9 @@ local spec_of = require "paddock.docker.spec"
 local M = {}
 
 local ASK_LIMIT = 2                  -- seconds for a guest to say who it is
-local FIRST_PAUSE, LAST_PAUSE = 0.002, 0.05
+-- Between two looks whether it answers: an eighth of the time that it has taken so far, so that no acquire waits much longer than it
+-- has to; a guest is mostly there when the start is answered, or a millisecond later.
+local LEAST_PAUSE, MOST_PAUSE, PART = 0.0005, 0.05, 8
 local FIRST_CHECK, LAST_CHECK = 0.1, 1
 
 ---@class paddock.DockerGuestPlane
@@ -114,8 +116,8 @@ function Plane:doubt(info, _)
 end
 
 function Plane:ready(info, seconds, check)
-  local deadline, pause = io.now() + seconds, FIRST_PAUSE
-  local next_check, gap = io.now() + FIRST_CHECK, FIRST_CHECK
+  local started = io.now()
+  local deadline, next_check, gap = started + seconds, started + FIRST_CHECK, FIRST_CHECK
   repeat
     if self:ask(info, math.max(0.05, math.min(ASK_LIMIT, deadline - io.now()))) then return true end
     if io.now() >= next_check then
@@ -123,8 +125,7 @@ function Plane:ready(info, seconds, check)
       gap = math.min(gap * 2, LAST_CHECK)
       next_check = io.now() + gap
     end
-    io.sleep(pause)
-    pause = math.min(pause * 1.5, LAST_PAUSE)
+    io.sleep(math.max(LEAST_PAUSE, math.min((io.now() - started) / PART, MOST_PAUSE)))
   until io.now() >= deadline
   check()
   return false
