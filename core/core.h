@@ -245,6 +245,9 @@ typedef struct pdk_reuse_facts {
 int pdk_ask_reuse(pdk_runtime *rt, const pdk_reuse_facts *facts, pdk_verdict *verdict, pdk_error *err);
 
 /* ---- stopall.c ---- */
+/* Calls fn(ctx, i) for each i below n, in this order, and returns when all have returned: up to 16 at once where the runtime has
+ * threads, on the caller's and on others that end with it; one after the other where there can be none. */
+void pdk_at_once(pdk_runtime *rt, size_t n, void (*fn)(void *ctx, size_t i), void *ctx);
 /* Tears down all that is tracked; the first failure is kept in `err`. Returns how many are left. What calls in flight are at work
  * on is left to them, and not counted, unless there are none any more (`drained`). */
 size_t pdk_stop_all(pdk_runtime *rt, bool drained, pdk_error *err);

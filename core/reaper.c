@@ -159,6 +159,19 @@ static int by_stamp(const void *a, const void *b)
     return x->stamp < y->stamp ? -1 : x->stamp > y->stamp;
 }
 
+typedef struct pass { /* of the reaper; its threads only read it */
+    pdk_runtime *rt;
+    const ref *all;
+    pdk_ns now;
+} pass;
+
+static void reap_nth(void *ctx, size_t i)
+{
+    const pass *p = ctx;
+    if (!pdk_stopping(p->rt) && truly_idle(p->rt, &p->all[i], p->now))
+        expire(p->rt, &p->all[i]);
+}
+
 int pdk_reap(pdk_runtime *rt, pdk_error *err)
 {
     (void)err;
@@ -180,9 +193,8 @@ int pdk_reap(pdk_runtime *rt, pdk_error *err)
     }
     if (n > 0)
         qsort(all, n, sizeof *all, by_stamp);
-    for (size_t i = 0; i < n && !pdk_stopping(rt); i++)
-        if (truly_idle(rt, &all[i], now))
-            expire(rt, &all[i]);
+    pass p = { rt, all, now };
+    pdk_at_once(rt, n, reap_nth, &p); /* in this order; a slow engine must not hold the last one for as long as all the others take */
     free(all);
     return 0;
 }

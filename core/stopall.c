@@ -1,15 +1,55 @@
-/* stopall.c -- the end of all that a runtime tracks, for its shutdown: several sandboxes at once where there may be threads.
+/* stopall.c -- several sandboxes ended at once, where there may be threads: all that a runtime tracks, for its shutdown, and what is
+ * idle, for the reaper.
  *
- * Why at once: some engines end a sandbox gracefully, which takes its time, and leases are not renewed any more by then.
+ * Why at once: some engines end a sandbox gracefully, which takes its time; the last one would wait for all the others, and in a
+ * shutdown leases are not renewed any more.
  * Each one goes through fence.c like any other teardown; nothing here decides more than which one is next.
- * Locks: `stopping.lock` for moments; never together with the registry.
+ * Locks: `crew.lock` and `stopping.lock` for moments; never together with the registry, or with each other.
  */
 #include "core.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#define STOPS_AT_ONCE 16 /* of a shutdown */
+#define STOPS_AT_ONCE 16
+
+typedef struct crew { /* one pdk_at_once, shared by its threads */
+    void (*fn)(void *ctx, size_t i);
+    void *ctx;
+    size_t n;
+    pdk_mutex lock;
+    size_t next;          /* lock */
+} crew;
+
+static void *work(void *arg)
+{
+    crew *c = arg;
+    for (;;) {
+        size_t i;
+        {
+            PDK_GUARD(c->lock);
+            if (c->next == c->n)
+                return NULL;
+            i = c->next++;
+        }
+        c->fn(c->ctx, i);
+    }
+}
+
+void pdk_at_once(pdk_runtime *rt, size_t n, void (*fn)(void *ctx, size_t i), void *ctx)
+{
+    crew c = { .fn = fn, .ctx = ctx, .n = n };
+    pdk_thread helpers[STOPS_AT_ONCE - 1];
+    size_t started = 0;
+    pdk_mutex_init(&c.lock);
+    while (rt->config.threads && started + 1 < n && started < STOPS_AT_ONCE - 1 &&
+           pdk_thread_start(&helpers[started], "pdk-stop", work, &c) == 0)
+        started++;
+    work(&c);
+    while (started > 0)
+        pdk_thread_join(&helpers[--started]);
+    pdk_mutex_destroy(&c.lock);
+}
 
 typedef struct victims {
     size_t n, cap;
@@ -64,47 +104,31 @@ typedef struct stopping { /* one stop_all, shared by its threads */
     victims v;
     bool drained;
     pdk_mutex lock;
-    size_t next, left;    /* lock */
+    size_t left;          /* lock */
     pdk_error *err;       /* lock; the first failure */
 } stopping;
 
-static void *stop_some(void *arg)
+static void stop_nth(void *ctx, size_t i)
 {
-    stopping *s = arg;
-    for (;;) {
-        PDK_AUTO_ERROR why = PDK_NO_ERROR;
-        size_t i;
-        {
-            PDK_GUARD(s->lock);
-            if (s->next == s->v.n)
-                return NULL;
-            i = s->next++;
-        }
-        if (stop_one(s->rt, s->v.ids[i], s->drained, &why))
-            continue;
-        PDK_GUARD(s->lock);
-        s->left++;
-        if (s->err->kind == PDK_OK)
-            pdk_error_move(s->err, &why);
-    }
+    stopping *s = ctx;
+    PDK_AUTO_ERROR why = PDK_NO_ERROR;
+    if (stop_one(s->rt, s->v.ids[i], s->drained, &why))
+        return;
+    PDK_GUARD(s->lock);
+    s->left++;
+    if (s->err->kind == PDK_OK)
+        pdk_error_move(s->err, &why);
 }
 
 size_t pdk_stop_all(pdk_runtime *rt, bool drained, pdk_error *err)
 {
     stopping s = { .rt = rt, .v = tracked(rt), .drained = drained, .err = err };
-    pdk_thread helpers[STOPS_AT_ONCE - 1];
-    size_t started = 0;
     if (s.v.ids == NULL) {
         pdk_fail(err, PDK_E_NO_MEMORY, 0, "no memory to list what is to be stopped");
         return s.v.cap;
     }
     pdk_mutex_init(&s.lock);
-    while (rt->config.threads && started + 1 < s.v.n && started < STOPS_AT_ONCE - 1 &&
-           pdk_thread_start(&helpers[started], "pdk-stop", stop_some, &s) == 0)
-        started++;
-    stop_some(&s);
-    while (started > 0)
-        pdk_thread_join(&helpers[--started]);
+    pdk_at_once(rt, s.v.n, stop_nth, &s);
     pdk_mutex_destroy(&s.lock);
     free(s.v.ids);
     return s.left;

@@ -30,6 +30,32 @@ describe("idle expiry", function()
     assert.equal(1, world:count "destroy")
   end)
 
+  it("ends what is due at once where there are threads: a slow engine does not hold the last one for as long as all the others", function()
+    local folder = support.tmpdir()
+    support.write_file(folder .. "/engine.lua", ([[
+      local M = dofile("tests/bench/engine.lua").new({})
+      local io = require "paddock.io"
+      local destroy, inside = M.destroy, 0
+      function M.destroy(self, info) -- each one waits until five are here
+        inside = inside + 1
+        io.fs.write_atomic(("%s/inside.%%d"):format(inside), "")
+        local deadline = io.now() + 20
+        while inside < 5 and io.now() < deadline do io.sleep(0.01) end
+        return destroy(self, info)
+      end
+      return M
+    ]]):format(folder))
+    local rt = world:open { backend = folder .. "/engine.lua", threads = true, reap_interval = 60, replicas = 5 }
+    for n = 1, 5 do parked(rt, n) end
+    rt:advance(601)
+    assert.is_true(support.eventually(function()
+      rt:advance(61)                                             -- the pass before this one may just have been at work
+      return support.sh("ls " .. folder):find("inside.5", 1, true) ~= nil
+    end, 10))
+    assert.is_true(support.eventually(function() return rt:stats().warm == 0 end, 10))
+    assert.equal(5, rt:stats().expired)
+  end)
+
   it("takes no idle age from created_at [N2]", function()
     local rt = world:open()
     world.on.create = function(next, ...)
