@@ -139,7 +139,7 @@ static found admissible(acq *a, const pdk_entry *e, const candidate *c, uint64_t
     if (c->incarnation != 0)
         return e->incarnation == c->incarnation && !e->retry ? FOUND : NOTHING;
     if (e->retry && (gen == NULL || e->generation == NULL || strcmp(gen, e->generation) == 0))
-        return pdk_acq_deferred(a, "quarantined", "a stop of it failed");
+        return pdk_acq_deferred(a, "quarantined", "a stop of it failed, which is repeated within reap_interval");
     return FOUND;
 }
 
@@ -402,7 +402,7 @@ static found reclaim_warm(acq *a)
         if (e->state != PDK_WARM || e->reserved != 0)
             return NOTHING;
         if (e->retry)
-            return pdk_acq_deferred(a, "quarantined", "a stop of it failed");
+            return pdk_acq_deferred(a, "quarantined", "a stop of it failed, which is repeated within reap_interval");
         if (!pdk_acq_snapshot(rt, e, &c))
             return pdk_acq_no_memory(a);
     }

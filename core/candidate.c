@@ -62,9 +62,11 @@ found pdk_acq_explain_failure(acq *a)
     if (e->kind != PDK_E_BACKEND_ERROR)
         return FAILED;
     if (strcmp(e->reason, "still_present") == 0)
-        pdk_error_become(e, PDK_E_REPLACEMENT_DEFERRED, "still_present", "sandbox %s cannot be replaced yet", a->id);
+        pdk_error_become(e, PDK_E_REPLACEMENT_DEFERRED, "still_present", "sandbox %s cannot be replaced yet; try again later",
+                         a->id);
     else if (strcmp(e->stage, "stop") == 0)
-        pdk_error_become(e, PDK_E_REPLACEMENT_DEFERRED, "quarantined", "sandbox %s could not be stopped", a->id);
+        pdk_error_become(e, PDK_E_REPLACEMENT_DEFERRED, "quarantined", "sandbox %s could not be stopped yet; try again later",
+                         a->id);
     return FAILED;
 }
 

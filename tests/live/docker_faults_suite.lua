@@ -57,6 +57,27 @@ for _, engine in ipairs(engines.all(ONLY)) do
       assert.equal(0, #world:containers())
     end)
 
+    behind("whose dead sandbox the engine will not remove just now says so, and that it is tried again: then there is another [M8]",
+      function(world)
+        local rt = world:open { health_ttl = 0, threads = false, clock = "manual" }
+        local box = rt:acquire(ALICE)
+        local id, generation = box.id, box.generation
+        box:release()
+        world.proxy:rewrite("DELETE", "^/containers/", { status = 500, body = { message = "cleaning up" }, pass = false })
+        engine:call("POST", "/containers/" .. generation .. "/kill?signal=KILL")
+        for _, words in ipairs { "could not be stopped yet; try again later", "repeated within reap_interval; try again later" } do
+          local err = support.caught(rt.acquire, rt, ALICE)
+          assert.same({ "replacement_deferred", "quarantined" }, { err.kind, err.reason })
+          for _, text in ipairs { id, words } do assert.matches(text, err.message, 1, true) end
+        end
+        rt:advance(60.1)
+        rt:tick()
+        assert.equal(0, #world:containers())
+        box = rt:acquire(ALICE)
+        assert.equal("created", box.source)
+        box:release()
+      end)
+
     on("leaves the places of who has another scope in the same state directory alone", function(world)
       local one = world:open { scope = "one" }
       local box = one:acquire(ALICE)
