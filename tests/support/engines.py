@@ -10,10 +10,14 @@ theirs is the host's, an engine of the host is never touched, and when the first
 PDK_ENGINES is the folder of one such set (docker.sock, podman.sock, state.json); `run` without it makes a set for itself.
 With it, the first `run` starts the engines, under a lock, and later ones share them (tests/run does that).
 
+"rootless" is podman's service once more, of a user that is not root, with a store of its own, for containers without a network. It
+is only there after `tell start rootless`, as few suites want it.
+
 The Docker daemon also listens on TCP with --tlsverify, and a second service of podman on plain TCP, both on loopback.
 
 state.json: {"why": null or why nothing runs, "docker": {"socket", "version", "why"}, "podman": {...},
-             "registry": {"address", "why"}, "tls": {"address", "folder", "why"}, "plain": {"address", "why"}, "images": {"busybox": name, "aio": name}, "pid": init's pid for nsenter}
+             "registry": {"address", "why"}, "tls": {"address", "folder", "why"}, "plain": {"address", "why"},
+             "rootless": {"socket", "uid", "home", "runtime", "why"}, "images": {"busybox": name, "aio": name}, "pid": init's pid for nsenter}
 """
 import ctypes
 import fcntl
@@ -39,6 +43,8 @@ START_LIMIT = 90  # seconds, for all of them; on an idle machine it takes three
 BUSYBOX = "localhost/pdk-busybox:latest"  # podman 4.3 ignores the tag of an import
 AIO = "localhost/pdk-aio:latest"
 REGISTRY = "127.0.0.1:5000"
+USER, ROOTLESS = "pdk-rootless", 61234  # the user, and its id and its group's: it is known in the namespaces only
+SEEN = "/run/pdk-engines"  # UNPACKED, where that user reaches it: it may lie below root's own folder
 TLS, PLAIN = "127.0.0.1:2376", "127.0.0.1:2375"
 
 libc = ctypes.CDLL(None, use_errno=True)
@@ -139,9 +145,9 @@ def image_tar(extra=()):
 # ---- the daemons ---------------------------------------------------------------------------------------------------------
 
 class Daemon:
-    """A child of Init. `sock` (a unix socket) or `port`: where it answers; `args` and `env` start it."""
-    def __init__(self, folder, name, args, env=None, sock=None, port=None):
-        self.name, self.args, self.sock, self.port = name, args, sock, port
+    """A child of Init. `sock` (a unix socket) or `port`: where it answers; `args` and `env` start it, `later`: when it is told to."""
+    def __init__(self, folder, name, args, env=None, sock=None, port=None, later=False):
+        self.name, self.args, self.sock, self.port, self.later = name, args, sock, port, later
         # Not the folders of the suite that came first: they go when it ends, the daemons stay.
         temporary = os.path.join(folder, "tmp")
         os.makedirs(temporary, exist_ok=True)
@@ -327,6 +333,9 @@ def daemons(folder):
         # Plain TCP: dockerd speaks TLS on all its ports, or on none. One store has as many services as one starts.
         out.append(("plain", Daemon(folder, "plain", service + ["tcp://" + PLAIN], env, port=int(PLAIN.split(":")[1]))))
 
+    why = why or rootless_lacks()
+    out.append(("rootless", why or rootless(folder, helpers)))
+
     why = need("docker-registry")
     if why:
         out.append(("registry", why))
@@ -340,12 +349,68 @@ def daemons(folder):
     return out
 
 
+def seen(path):
+    return path.replace(UNPACKED, SEEN, 1) if path.startswith(UNPACKED + "/") else path
+
+
+def rootless_lacks():
+    if not program("setpriv"):
+        return "there is no setpriv"
+    for name in ("newuidmap", "newgidmap"):
+        path = program(name)
+        if not path:
+            return "there is no %s (make deps fetches it)" % name
+        if not os.stat(path).st_mode & stat.S_ISUID or os.statvfs(path).f_flag & os.ST_NOSUID:
+            return "%s may not become root for a user (setuid)" % path
+    probe = subprocess.run([program("setpriv"), "--reuid", str(ROOTLESS), "--regid", str(ROOTLESS), "--clear-groups",
+                            "unshare", "-U", "true"], capture_output=True, text=True, cwd="/")
+    return "a user may make no user namespace here: " + probe.stderr.strip()[-200:] if probe.returncode != 0 else None
+
+
+def unpacked_libraries():
+    """Where UNPACKED has libraries, as the other user reaches it."""
+    return [SEEN + "/usr/lib/" + name for name in listdir(UNPACKED + "/usr/lib") if "-linux-" in name]
+
+
+def rootless(folder, helpers):
+    """Podman's service of the user ROOTLESS: its own home, store and runtime directory, and no systemd session."""
+    d = os.path.join(folder, "rootless")
+    runtime, temporary = d + "/run", d + "/tmp"
+    for path in (runtime + "/podman", d + "/home/.config/containers", temporary):
+        os.makedirs(path)
+    write(d + "/home/.config/containers/policy.json", '{"default":[{"type":"insecureAcceptAnything"}]}')
+    path = {"PATH": ":".join(seen(p) for p in search_path().split(":"))}
+    if unpacked_libraries():
+        path["LD_LIBRARY_PATH"] = ":".join(unpacked_libraries())
+    write(d + "/containers.conf", "\n".join([
+        "[containers]", 'default_ulimits = ["nofile=1024:1024", "nproc=1024:1024"]', "[engine]", 'runtime = "runc"',
+        'cgroup_manager = "cgroupfs"', 'events_logger = "file"',  # both would be systemd's, which such a user has not here
+        "conmon_env_vars = %s" % json.dumps(["%s=%s" % item for item in path.items()]),
+        "helper_binaries_dir = %s" % json.dumps([seen(p) for p in helpers]),
+        "conmon_path = %s" % json.dumps([seen(program("conmon"))]),
+        "[engine.runtimes]", "runc = %s" % json.dumps([seen(program("runc"))]),
+        "[network]", 'network_backend = "netavark"', ""]))
+    write(d + "/storage.conf", '[storage]\ndriver = "vfs"\n')
+    for at, _, files in os.walk(d):
+        for name in [at] + [os.path.join(at, f) for f in files]:
+            os.chown(name, ROOTLESS, ROOTLESS)
+    os.chmod(runtime, 0o700)
+    os.chmod(folder, 0o711)
+    env = dict(path, CONTAINERS_CONF=d + "/containers.conf", CONTAINERS_STORAGE_CONF=d + "/storage.conf", HOME=d + "/home",
+               XDG_CONFIG_HOME=d + "/home/.config", XDG_RUNTIME_DIR=runtime, TMPDIR=temporary, USER=USER)
+    sock = runtime + "/podman/podman.sock"  # where a user's service has it
+    return Daemon(folder, "rootless", [program("setpriv"), "--reuid", str(ROOTLESS), "--regid", str(ROOTLESS), "--clear-groups",
+                                       seen(program("podman")), "system", "service", "--time", "0", "unix://" + sock], env,
+                  sock=sock, later=True)
+
+
 # ---- init: the first process of the namespaces ---------------------------------------------------------------------------
 
 class Init:
     def __init__(self, folder):
         self.folder = folder
         self.daemons = {}
+        self.prepared = set()  # engines that have the images
         self.dead = {}  # pid -> wait status, of daemons that ended
         self.state = {"why": None, "images": {}}
 
@@ -374,8 +439,15 @@ class Init:
         mount("/etc", host, "none", MS_BIND | MS_REC)
         mount("tmpfs", "/etc", "tmpfs", MS_NOSUID | MS_NODEV, "mode=755")
         for name in os.listdir(host):
-            if name not in ("docker", "containers", "cni"):
+            if name not in ("docker", "containers", "cni", "passwd", "group", "subuid", "subgid"):
                 os.symlink(host + "/" + name, "/etc/" + name)
+        for name, line in (("passwd", "%s:x:%d:%d::/:/bin/sh" % (USER, ROOTLESS, ROOTLESS)), ("group", "%s:x:%d:" % (USER, ROOTLESS)),
+                           ("subuid", USER + ":200000:65536"), ("subgid", USER + ":200000:65536")):
+            with open(host + "/" + name if os.path.exists(host + "/" + name) else os.devnull) as f:
+                write("/etc/" + name, f.read() + line + "\n")
+        if os.path.isdir(UNPACKED):
+            os.mkdir(SEEN)
+            mount(UNPACKED, SEEN, "none", MS_BIND | MS_REC)
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:  # ip link set lo up
             fcntl.ioctl(s, 0x8914, b"lo".ljust(16, b"\0") + b"\x41\0".ljust(24, b"\0"))
 
@@ -400,18 +472,23 @@ class Init:
                 self.state[name] = daemon[1]
                 continue
             self.daemons[name] = daemon
-            daemon.start()
             self.state[name] = {"why": None}
+            if daemon.later:
+                continue
+            daemon.start()
             if name == "containerd":  # the daemon would start one of its own
                 self.state["docker"] = {"why": self.await_answer(daemon, 60)}
                 if self.state["docker"]["why"]:
                     break
         for name, daemon in self.daemons.items():
-            if self.state[name]["why"] is None:
+            if self.state[name]["why"] is None and not daemon.later:
                 self.state[name]["why"] = self.await_answer(daemon, max(1, end - time.monotonic()))
         self.state.pop("containerd", None)
         if "registry" in self.daemons:
             self.state["registry"]["address"] = REGISTRY
+        if "rootless" in self.daemons:
+            self.state["rootless"].update(socket=self.daemons["rootless"].sock, uid=ROOTLESS, home=self.folder + "/rootless/home",
+                                          runtime=self.folder + "/rootless/run")
         if "plain" in self.daemons:
             self.state["plain"]["address"] = PLAIN
         if "address" in self.state.get("tls", {}):
@@ -432,10 +509,11 @@ class Init:
         sock = self.daemons[name].sock
         self.state[name]["socket"] = sock
         self.state[name]["version"] = json.loads(call(sock, "GET", "/version")[1])["Version"]
+        self.prepared.add(name)
         images = {"busybox": (BUSYBOX, image_tar(), ["CMD [\"sh\"]"])}
         standin = os.path.join(os.environ.get("B") or "build/dev", "tests/aio_standin")
         guest = os.path.join(os.environ.get("OUT") or "build", "bin/paddock-guest")
-        if os.path.exists(os.path.join(TREE, standin)) and os.path.exists(os.path.join(TREE, guest)):
+        if name != "rootless" and os.path.exists(os.path.join(TREE, standin)) and os.path.exists(os.path.join(TREE, guest)):
             images["aio"] = (AIO, image_tar([("usr/local/bin/aio-standin", os.path.join(TREE, standin)),
                                              ("usr/local/bin/paddock-guest", os.path.join(TREE, guest))]),
                              ["ENTRYPOINT [\"/usr/local/bin/aio-standin\"]", "EXPOSE 8080"])
@@ -463,7 +541,7 @@ class Init:
     # Orders, one line each, answered by "ok" or "error: ...".
     def order(self, words):
         """stop NAME [SIGNAL] | start NAME | restart NAME [SIGNAL] | freeze NAME | thaw NAME | pid NAME
-        NAME: docker, containerd, podman, registry. A stopped docker or podman leaves its containers running."""
+        NAME: docker, containerd, podman, plain, rootless, registry. A stopped docker or podman leaves its containers running."""
         verb, name = words[0], words[1]
         if name not in self.daemons:
             return "error: there is no %s" % name
@@ -487,6 +565,8 @@ class Init:
             why = self.await_answer(daemon, 60)
             if why:
                 return "error: " + why
+            if daemon.later and name not in self.prepared:
+                self.prepare(name)
         if verb == "freeze":
             os.kill(daemon.pid, signal.SIGSTOP)
         if verb == "thaw":
@@ -516,7 +596,7 @@ class Init:
                     try:
                         words = f.readline().split()
                         f.write(self.order(words) if len(words) > 1 else "error: an order is VERB NAME")
-                    except (OSError, AttributeError, ValueError) as err:
+                    except (OSError, AttributeError, ValueError, RuntimeError, http.client.HTTPException) as err:
                         f.write("error: %s" % err)
 
     def run(self, ready):

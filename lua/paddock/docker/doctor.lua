@@ -14,6 +14,17 @@ local M = {}
 ---@field lacks string[]      what a sandbox would want and the engine has not
 ---@field image string?       what is known of the configured image
 
+--- Whether root in a container is nobody's root outside.
+---@param facts table         of GET /info
+---@return boolean
+function M.is_rootless(facts)
+  if facts.Rootless == true then return true end                       -- Podman's word; Docker has an option of that name
+  for _, one in ipairs(type(facts.SecurityOptions) == "table" and facts.SecurityOptions or {}) do
+    if type(one) == "string" and one:find("rootless", 1, true) then return true end
+  end
+  return false
+end
+
 --- What the facts of an engine lack for these options.
 ---@param facts table         of GET /info
 ---@param own paddock.DockerOptions
@@ -23,9 +34,13 @@ function M.lacks(facts, own)
   local function want(key, text)
     if facts[key] == false then out[#out + 1] = text end
   end
-  want("MemoryLimit", "limits.memory is not kept (no memory control group)")
-  want("PidsLimit", "limits.pids is not kept (no pids control group)")
-  want("CpuCfsQuota", "limits.cpus is not kept (no cpu control group)")
+  if M.is_rootless(facts) and tostring(facts.CgroupVersion) == "1" then -- Podman says yes to each all the same, and ignores them
+    out[#out + 1] = "limits are not kept (a rootless engine has no control groups of version 1: start this machine with version 2)"
+  else
+    want("MemoryLimit", "limits.memory is not kept (no memory control group)")
+    want("PidsLimit", "limits.pids is not kept (no pids control group)")
+    want("CpuCfsQuota", "limits.cpus is not kept (no cpu control group)")
+  end
   if type(facts.OSType) == "string" and facts.OSType ~= "linux" then out[#out + 1] = "its containers are not Linux" end
   local seccomp = false
   for _, one in ipairs(type(facts.SecurityOptions) == "table" and facts.SecurityOptions or {}) do
@@ -37,16 +52,6 @@ function M.lacks(facts, own)
     out[#out + 1] = ("it has no runtime %q (backend_options.runtime)"):format(own.runtime)
   end
   return out
-end
-
---- Whether root in a container is nobody's root outside.
----@param facts table         of GET /info
----@return boolean
-function M.is_rootless(facts)
-  for _, one in ipairs(type(facts.SecurityOptions) == "table" and facts.SecurityOptions or {}) do
-    if type(one) == "string" and one:find("rootless", 1, true) then return true end
-  end
-  return false
 end
 
 --- Asks the engine. Raises what paddock.open would.
