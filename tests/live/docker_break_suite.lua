@@ -25,6 +25,16 @@ for _, engine in ipairs(engines.all(ONLY)) do
       assert.equal("0", world:places())
     end)
 
+    on("lets no user but root write in its guest's folder, on the disk of the state directory", function(world)
+      local rt = world:open { backend_options = { user = "1000:1000" } }
+      local box <close> = rt:acquire(ALICE)
+      local r = box:exec("id -u; touch /.paddock/x /workspace/x; rm -f /.paddock/socket; mv /.paddock/socket /.paddock/y; ls -A /.paddock")
+      assert.equal("1000\nsocket\n", r.stdout)
+      assert.matches("/.paddock/x", r.stderr, 1, true)
+      assert.is_nil(r.stderr:find("/workspace/x", 1, true))
+      assert.equal("ok\n", box:exec("echo ok").stdout)
+    end)
+
     exec("is not kept busy by what a sandbox prints in place of its shell", function(world)
       local rt = world:open()
       local box, bob = rt:acquire(ALICE), rt:acquire(BOB)

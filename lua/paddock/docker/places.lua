@@ -4,7 +4,7 @@
 ---     state_dir/docker/INSTANCE/          0700, this user's alone
 ---       record.json                       what a later process needs: the secret; whose sandbox it is; what was made for it
 ---       peer.json                         what was learned of the guest since
----       guest/                            mounted into the container; open to whatever user runs in there
+---       guest/                            mounted into the container; open to whatever user runs in there until the guest serves
 ---         settings                        read and unlinked by the guest before it serves anybody
 ---         socket
 ---
@@ -165,6 +165,15 @@ function Places:find(instance)
   if not data or type(data.secret) ~= "string" or data.instance ~= instance then return nil end
   for name, value in pairs(self:_read(instance, "peer.json") or {}) do data[name] = value end
   return data
+end
+
+--- The guest has read its settings and serves its socket: nothing is to be written in its folder any more. Whoever is neither its
+--- owner on this machine nor has a right to ignore modes could fill the disk there, or put another socket in place of the guest's.
+---@param instance string
+function Places:close_folder(instance)
+  local path = self:folder(instance)
+  local done, err = io.fs.chmod(path, 493)                   -- 0755
+  if not done and err.reason ~= "ENOENT" then failed(err, "change the mode of", path) end
 end
 
 --- Writes down what was learned of the guest. Where the place is gone meanwhile nobody needs it.

@@ -24,7 +24,8 @@ function M.new(backend)
     errors.raise("invalid_argument", ("option `backend_options.plane` must be \"aio\" or \"exec\" with an engine on another machine (%s): "
       .. "the guest is mounted from this one"):format(backend.engine.address))
   end
-  return setmetatable({ backend = backend, places = backend.places, secrets = {}, peers = {}, fresh = {}, guest = nil }, Plane)
+  return setmetatable({ backend = backend, places = backend.places, secrets = {}, peers = {}, fresh = {}, closed = {},
+    guest = nil }, Plane)
 end
 
 -- ---- making ---------------------------------------------------------------------------------------------------
@@ -61,7 +62,7 @@ function Plane:describe(info, _)
 end
 
 function Plane:_forget(instance)
-  self.secrets[instance], self.peers[instance], self.fresh[instance] = nil, nil, nil
+  self.secrets[instance], self.peers[instance], self.fresh[instance], self.closed[instance] = nil, nil, nil, nil
 end
 
 --- The secret of an instance, or nil when this machine does not have it; and its guest's pid where that is known here.
@@ -80,6 +81,10 @@ end
 --- what runs inside could take the socket away and listen there itself, and so say that it was fenced.
 function Plane:_meet(info, talk)
   local instance = info.instance
+  if not self.closed[instance] then    -- whoever made it may have died before it could
+    self.places:close_folder(instance)
+    self.closed[instance] = true
+  end
   if not self.fresh[instance] then return end
   self.fresh[instance] = nil
   if not talk.seen_peer then return end
