@@ -70,6 +70,13 @@ for _, engine in ipairs(engines.all(ONLY)) do
       box:release()
       rt:destroy(id)
       assert.equal(1, world.proxy:count("GET", "^/events$"))      -- a death of our own making ends no stream
+      local polite = world:open { backend_options = { stop_grace = 1 }, scope = "polite" }
+      assert.is_true(support.eventually(function() return world.proxy:count("GET", "^/events$") == 2 end))
+      box = polite:acquire(ALICE)
+      id = box.id
+      box:release()
+      assert.equal(3, (calls(function() assert(polite:destroy(id)) end)))
+      assert.equal(2, world.proxy:count("GET", "^/events$"))      -- nor does one by a polite stop
     end)
 
     -- ---- readiness that never comes ----------------------------------------------------------------------------

@@ -593,12 +593,12 @@ function Backend:destroy(info, opts)
   if info.engine and info.engine ~= self.engine_id then
     errors.raise("backend_error", what .. ": it lives in another engine than " .. self.engine.address, { reason = "another_engine" })
   end
+  local expected <close> = self.events:expect(generation) -- the end of a polite stop, too: else the stream would end for that news
   if self.options.stop_grace > 0 then -- politely first; whatever comes of it, the removal below decides, in half of the time at least
     self.engine:send { method = "POST", path = "/containers/" .. generation .. "/stop", body = "",
                        query = { t = math.ceil(self.options.stop_grace) }, limit = math.min(left() / 2, self.options.stop_grace + 10) }
   end
   local pause = 0.02
-  local expected <close> = self.events:expect(generation)
   while true do
     local response, err = self.engine:send {
       method = "DELETE", path = "/containers/" .. generation, query = { force = true, v = true }, limit = left(),
