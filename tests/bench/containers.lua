@@ -20,7 +20,8 @@ local engines = require "tests.support.engines"
 local json = require "cjson.safe"
 local paddock = require "paddock"
 
-local GUEST_FOLDER, SETTLE = "/.paddock", 0.0005 -- seconds between two looks whether the program of `alike` answers
+local GUEST_FOLDER, AIO_PORT = "/.paddock", 8080
+local LOOK = 0.0005 -- seconds between two looks whether the program of `alike` answers
 
 local function quantile(values, q)
   local at = 1 + (#values - 1) * q
@@ -125,14 +126,17 @@ local function answered(engine, options, id, place)
   elseif options.plane == "aio" then
     local _, state = timed(engine, { { "GET", "/containers/" .. id .. "/json" } })
     local _, bound = next(state.NetworkSettings.Ports)
-    there = function() return os.execute(("curl -s -o /dev/null http://127.0.0.1:%s/"):format(bound[1].HostPort)) end
+    local _, joined = next(state.NetworkSettings.Networks)
+    local port = type(bound) == "table" and bound[1].HostPort
+    local url = port and "http://127.0.0.1:" .. port or ("http://%s:%s"):format(joined.IPAddress, AIO_PORT)
+    there = function() return os.execute("curl -s --noproxy '*' -m 2 -o /dev/null " .. url .. "/v1/sandbox") end
     started = core.now()
   else
     return 0
   end
   while not there() do
     assert(core.now() - started < 20, "the program of the container that is alike does not answer")
-    paddock.sleep(SETTLE)
+    paddock.sleep(LOOK)
   end
   return core.now() - started
 end

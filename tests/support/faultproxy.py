@@ -5,7 +5,7 @@ Orders come as HTTP to SOCKET.control (tests/support/faultproxy.lua sends them):
   DELETE /rules  forget all rules, release what hangs, come up again, and forget the calls
   GET /calls     every call since: {"n", "method", "path" (no version, no query), "query", "passed" (the engine got it),
                  "status" (the engine's), "rule", "time" (seconds since the start), "done",
-                 "seconds" (once done: from the request's last byte to the answer's), "body" (of the request, when it is JSON)}
+                 "seconds" (once done: from the request's last byte to the answer's last from the engine), "body" (of the request, when it is JSON)}
   POST /release  what hangs goes on          POST /drop    close all client connections that are open now
   POST /down, /up   refuse connections, as an engine that is not there, and accept them again
   GET /open      {"connections", "calls" (under way)}
@@ -224,7 +224,6 @@ class Proxy:
         finally:
             with self.lock:
                 self.under_way -= 1
-                entry["seconds"] = time.monotonic() - self.started - entry["time"]
                 entry["done"] = True
 
     def answer(self, client, reader, method, request, upgrade, rule, entry):
@@ -269,6 +268,10 @@ class Proxy:
 
     def relay(self, client, reader, source, method, rule, entry):
         action, at = rule.get("action"), rule.get("at") or "after"
+
+        def pass_on(data):
+            entry["seconds"] = time.monotonic() - self.started - entry["time"]
+            client.sendall(data)
         first, fields, parts = self.parts(source, method)
         entry["status"] = int(first.split(b" ")[1])
         keep = not parts.until_close and (field(fields, b"connection") or b"").lower() != b"close"
@@ -293,14 +296,14 @@ class Proxy:
             if action == "rewrite":
                 answer = self.rewritten(rule, first, fields, payload)
                 keep = True
-            client.sendall(answer * (2 if action == "duplicate" else 1))
+            pass_on(answer * (2 if action == "duplicate" else 1))
             return keep
         if at == "middle" and action in ("cut", "hang") and parts.length == 0:  # no body: part of the head
             client.sendall(head[:len(head) // 2])
             if action == "cut" or not self.hold(client):
                 return False
             head = head[len(head) // 2:]
-        client.sendall(head)
+        pass_on(head)
         left = rule.get("bytes")
         if left is None and parts.length is not None:
             left = parts.length // 2
@@ -320,7 +323,7 @@ class Proxy:
             if action == "duplicate" and rule["what"] == "lines" and data:
                 data = b"".join(line * 2 for line in data.splitlines(True))
                 raw = b"%x\r\n%s\r\n" % (len(data), data) if parts.chunked else data
-            client.sendall(raw)
+            pass_on(raw)
         return keep
 
     @staticmethod
