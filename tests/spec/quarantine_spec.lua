@@ -20,6 +20,27 @@ describe("quarantine", function()
     world.on["client.open_session"] = nil
   end
 
+  --- The calls of these names, in order: "inspect destroy inspect finish".
+  local function calls_of(...)
+    local wanted, names = {}, {}
+    for _, name in ipairs { ... } do wanted[name] = true end
+    for _, call in ipairs(world.calls) do
+      if wanted[call.name] then names[#names + 1] = call.name end
+    end
+    return table.concat(names, " ")
+  end
+
+  --- Both fences, as seen from inside a call of the engine.
+  local function fences(id)
+    local seen = rt:inspect(id)
+    return tostring(seen.reserved) .. ":" .. tostring(seen.lease and seen.lease.state) .. ":" .. tostring(seen.lease and seen.lease.ours)
+  end
+
+  local function is_reserved(id)
+    local seen = rt:inspect(id)
+    return seen ~= nil and seen.reserved
+  end
+
   --- A row that holds for both forms: `acquire` is the one at hand.
   local acquire
   local function in_both(title, fn)
@@ -103,8 +124,17 @@ describe("quarantine", function()
     assert.equal("still_present", err.reason)
     assert.is_string(world.records[box.id][box.generation])
     world.containers[box.generation].stubborn = nil
-    assert.equal("created", rt:acquire(ALICE).source)
+    local again = rt:acquire(ALICE)
+    assert.equal("created", again.source)
     assert.is_nil(world.records[box.id])
+    dirty(again)
+    world:fail("inspect", 1, "engine is down") -- stopped, and nobody can say that it is gone
+    again:release()
+    assert.is_false(world.containers[again.generation].running)
+    assert.is_string(world.records[again.id][again.generation])
+    assert.equal("kept", world:state_of(again.id))
+    assert.is_true(rt:destroy(again.id))
+    assert.is_nil(world.records[again.id])
   end)
 
   it("that cannot be recorded stops nothing: the same client stays tracked [K6]", function()
@@ -132,10 +162,9 @@ describe("quarantine", function()
       start()
       local id = rt:explain(ALICE).id
       world.records[id] = { ["?"] = "test" }
-      local fences
+      local under
       world.on.inspect = function(next, ...)
-        local seen = rt:inspect(id)
-        fences = seen.reserved and seen.lease and seen.lease.state
+        under = fences(id)
         return next(...)
       end
       if generation == "unknown" then
@@ -152,8 +181,9 @@ describe("quarantine", function()
       end
       local box = acquire(rt, ALICE)
       assert.equal("created", box.source)
-      assert.equal("del", fences)
-      assert.equal(1, world:count "inspect")
+      assert.equal("true:del:true", under)
+      assert.equal("inspect finish create", calls_of("inspect", "destroy", "finish", "create"))
+      assert.same({ "active", false, false }, { rt:inspect(id).state, rt:inspect(id).retry, rt:inspect(id).reserved })
       assert.is_nil(world.records[id])
       for _, c in ipairs(world.order) do c.running = false end
       world.on.inspect = function() return nil end
@@ -165,7 +195,7 @@ describe("quarantine", function()
 
   for name, case in pairs {
     ["present and stubborn"] = { kind = "replacement_deferred", reason = "still_present",
-      arrange = function(id) world:add(id, { stubborn = true, health = false }) end, probes = 2 },
+      arrange = function(id) world:add(id, { stubborn = true, health = false }) end, probes = 2, destroys = 1 },
     ["unknown, since the engine does not answer"] = { kind = "backend_error",
       arrange = function() world:fail("inspect", true, "engine is down") end, probes = 1 },
     ["a peer's"] = { kind = "replacement_deferred", reason = "teardown_refused", ownership = true,
@@ -179,14 +209,16 @@ describe("quarantine", function()
       local id = rt:explain(ALICE).id
       world.records[id] = { ["?"] = "test" }
       case.arrange(id)
-      local err = support.caught(acquire, rt, ALICE)
+      local err = support.caught(rt.acquire, rt, ALICE)
       assert.equal(case.kind, err.kind)
       assert.equal(case.reason, err.reason)
+      if case.kind == "backend_error" then assert.equal("inspect", err.stage) end
+      assert.equal(case.destroys or 0, world:count "destroy")
+      assert.equal(0, world:count "finish")
       assert.equal(0, world:count "create")
-      assert.is_truthy(world.records[id])
+      assert.same({ ["?"] = "test" }, world.records[id])
       assert.equal(case.probes, world:count "inspect")
-      local seen = rt:inspect(id)
-      assert.is_true(seen == nil or not seen.reserved)
+      assert.is_false(is_reserved(id))
       for _, c in ipairs(world.order) do c.running = false end
       world.leases = {}
     end)
@@ -197,34 +229,59 @@ describe("quarantine", function()
     world:fail("journal.has", 1, "disk error")
     local err = support.caught(rt.acquire, rt, ALICE)
     assert.equal("io_error", err.kind)
-    assert.equal(0, world:count "create")
+    assert.equal("", calls_of("inspect", "destroy", "finish", "create"))
+    -- also when it is asked again, about what was found there
+    local id = rt:explain(ALICE).id
+    world:add(id, { health = false })
+    world.records[id] = { ["?"] = "test" }
+    world.on["journal.has"] = function(next, this, sandbox_id, generation)
+      if generation then error("disk error", 0) end
+      return next(this, sandbox_id, generation)
+    end
+    assert.equal("io_error", support.caught(rt.acquire, rt, ALICE).kind)
+    assert.equal("inspect", calls_of("inspect", "destroy", "finish", "create"))
+    assert.same({ ["?"] = "test" }, world.records[id])
+    assert.is_false(is_reserved(id))
+    world:kill(id)
   end)
 
-  for _, finish in ipairs { true, false } do
-    in_both("is retired after finish, before create, under both fences: finish " .. (finish and "works" or "fails") .. " [K9]", function()
+  for _, case in ipairs {
+    { "already absent", finish = true }, { "already absent", finish = false },
+    { "absent after a stop", finish = true, stop = true }, { "absent after a stop", finish = false, stop = true },
+  } do
+    in_both(("is retired after finish, before create, under both fences: %s, finish %s [K9]"):format(case[1],
+        case.finish and "works" or "fails"), function()
       start()
       local id = rt:explain(ALICE).id
-      world.records[id] = { ["?"] = "test" }
+      local old = case.stop and world:add(id, { health = false })
+      world.records[id] = { [old and old.generation or "?"] = "test" }
       local order = {}
       world.on.finish = function(next, this, sandbox_id, info)
-        local seen = rt:inspect(id)
-        order[#order + 1] = "finish:" .. tostring(seen.reserved) .. ":" .. seen.lease.state .. ":" ..
-          tostring(world.records[id] ~= nil) .. ":" .. world:count "create"
-        if not finish then error("cannot clean up", 0) end
+        order[#order + 1] = sandbox_id .. ":" .. fences(id) .. ":" .. tostring(world.records[id] ~= nil)
+        if not case.finish then error("cannot clean up", 0) end
         return next(this, sandbox_id, info)
       end
-      if finish then
-        acquire(rt, ALICE)
+      local recorded
+      world.on.create = function(next, ...)
+        recorded = world.records[id] ~= nil
+        return next(...)
+      end
+      local looks = case.stop and "inspect destroy inspect finish" or "inspect finish"
+      if case.finish then
+        local box = acquire(rt, ALICE)
+        assert.is_false(recorded)
         assert.is_nil(world.records[id])
+        assert.equal(looks .. " create", calls_of("inspect", "destroy", "finish", "create"))
+        assert.same({ "active", box.generation }, { rt:inspect(id).state, rt:inspect(id).generation })
       else
         local err = support.caught(acquire, rt, ALICE)
         assert.equal("backend_error", err.kind)
         assert.equal("finish", err.stage)
         assert.is_truthy(world.records[id])
-        assert.equal(0, world:count "create")
+        assert.equal(looks, calls_of("inspect", "destroy", "finish", "create"))
       end
-      assert.same({ "finish:true:del:true:0" }, order)
-      world.on.finish = nil
+      assert.same({ id .. ":true:del:true:true" }, order)
+      assert.is_false(is_reserved(id))
     end)
   end
 
@@ -234,23 +291,28 @@ describe("quarantine", function()
       local id = rt:explain(ALICE).id
       local c = world:add(id, { health = false }) -- not discoverable
       world.records[id] = { [generation == "recorded" and c.generation or "?"] = "test" }
-      local full
+      local expected = world:info(c)
+      local full, given
+      local under = {}
       world.on.destroy = function(next, this, info, opts)
-        full = opts.full
+        full, given = opts.full, info
+        under[#under + 1] = fences(id)
         return next(this, info, opts)
+      end
+      world.on.inspect = function(next, ...)
+        under[#under + 1] = fences(id)
+        return next(...)
       end
       local box = acquire(rt, ALICE)
       assert.equal("created", box.source)
       assert.not_equal(c.generation, box.generation)
+      assert.equal(box.generation, rt:inspect(id).generation)
       assert.is_true(full)
-      assert.equal("inspect destroy inspect finish", (function()
-        local names = {}
-        for _, call in ipairs(world.calls) do
-          if ({ inspect = 1, destroy = 1, finish = 1 })[call.name] then names[#names + 1] = call.name end
-        end
-        return table.concat(names, " ")
-      end)())
+      assert.same(expected, given)
+      assert.same({ "true:del:true", "true:del:true", "true:del:true" }, under)
+      assert.equal("inspect destroy inspect finish create", calls_of("inspect", "destroy", "finish", "create"))
       assert.is_nil(world.records[id])
+      assert.is_false(is_reserved(id))
     end)
   end
 
@@ -265,22 +327,39 @@ describe("quarantine", function()
     assert.equal(0, world:count "destroy")
     assert.equal(0, world:count "finish")
     assert.is_nil(world.records[id])
+    assert.same({ "active", false, false }, { rt:inspect(id).state, rt:inspect(id).retry, rt:inspect(id).reserved })
+    c.health = true
+    assert.equal("active", acquire(rt, ALICE).source)
   end)
 
-  in_both("stays while an accepted stop is not proven; a later acquire that finds it absent goes on [K12]", function()
-    start()
-    local id = rt:explain(ALICE).id
-    local c = world:add(id, { health = false, stubborn = true })
-    world.records[id] = { [c.generation] = "test" }
-    local err = support.caught(acquire, rt, ALICE)
-    assert.equal("still_present", err.reason)
-    assert.equal(1, world:count "destroy")
-    assert.is_truthy(world.records[id])
-    c.running = false
-    assert.equal("created", acquire(rt, ALICE).source)
-    assert.equal(1, world:count "destroy")
-    assert.is_nil(world.records[id])
-  end)
+  for _, case in ipairs {
+    { "still present", kind = "replacement_deferred", reason = "still_present", arrange = function(c) c.stubborn = true end },
+    { "unknown", kind = "backend_error", arrange = function()
+      world.on.destroy = function(next, ...)
+        world:fail("inspect", 1, "engine is down")
+        return next(...)
+      end
+    end },
+  } do
+    in_both("stays while an accepted stop is not proven: " .. case[1] ..
+        "; a later acquire that finds it absent goes on [K12]", function()
+      start()
+      local id = rt:explain(ALICE).id
+      local c = world:add(id, { health = false })
+      world.records[id] = { [c.generation] = "test" }
+      case.arrange(c)
+      local err = support.caught(acquire, rt, ALICE)
+      assert.same({ case.kind, case.reason }, { err.kind, err.reason })
+      assert.equal("inspect destroy inspect", calls_of("inspect", "destroy", "finish", "create"))
+      assert.is_truthy(world.records[id][c.generation])
+      assert.is_false(is_reserved(id))
+      world.on.destroy = nil
+      c.running = false
+      assert.equal("created", acquire(rt, ALICE).source)
+      assert.equal(1, world:count "destroy")
+      assert.is_nil(world.records[id])
+    end)
+  end
 
   it("with live holders changes nothing until the last one leaves [L4, L10]", function()
     start()
@@ -288,8 +367,13 @@ describe("quarantine", function()
     rt:retain(box.id, { holder = "fork", release_on_last = false })
     dirty(box)
     assert.is_string(world.records[box.id][box.generation])
+    world.on.destroy = function(next, ...) -- what runs on is still there, as far as anybody can tell
+      world:fail("inspect", 1, "engine is down")
+      return next(...)
+    end
     rt:park(box.id)
     assert.is_false((rt:destroy(box.id)))
+    assert.equal(1, world:open_clients())
     local err = support.caught(rt.acquire, rt, { user = "alice", thread = "t1", holder = "third" })
     assert.equal("replacement_deferred", err.kind)
     assert.equal("holders", err.reason)
@@ -300,6 +384,7 @@ describe("quarantine", function()
     rt:release "fork"
     assert.equal(1, world:count "destroy")
     assert.is_nil(rt:get(box.id))
+    assert.is_string(world.records[box.id][box.generation]) -- gone it is not until that is proven (K4)
   end)
 
   in_both("recycles inline for a holder's acquire: its own claim does not stand in the way [K18]", function()
@@ -308,10 +393,20 @@ describe("quarantine", function()
     dirty(box)
     world:fail("destroy", 1, "engine is down")
     box:release()
+    local newer
+    world.on.destroy = function(next, this, info, opts)
+      assert.equal(box.generation, info.generation)
+      next(this, info, opts)
+      newer = world:add(box.id) -- made by somebody else
+    end
+    local clients = #world.clients
     local again = acquire(rt, { user = "alice", thread = "t1", holder = "run" })
-    assert.not_equal(box.generation, again.generation)
+    assert.same({ "discovered", newer.generation }, { again.source, again.generation })
     assert.equal(again.id, rt:binding "run")
-    assert.equal(2, world:count "destroy")
+    assert.equal(2, world:count "destroy") -- one at the release, one now
+    assert.equal(1, world:count "create")
+    assert.is_true(#world.clients > clients)
+    assert.equal("hi\n", again:exec("echo hi").stdout)
   end)
 
   it("is deferred while the teardown is refused by a peer's lease [K17]", function()
@@ -325,23 +420,42 @@ describe("quarantine", function()
     assert.equal("replacement_deferred", err.kind)
     assert.equal("teardown_refused", err.reason)
     assert.equal("active", world:state_of(box.id))
+    assert.equal(1, world:open_clients())
     assert.equal(0, world:count "destroy")
+    assert.is_false(is_reserved(box.id))
     world.leases[box.id] = mine
   end)
 
-  it("fences a warm generation whose stop failed, known or not [M8]", function()
-    start()
-    local box = rt:acquire(ALICE)
-    box:release()
-    rt:advance(601)
-    world:fail("destroy", 1, "engine is down")
-    rt:tick()
-    local err = support.caught(rt.acquire, rt, ALICE)
-    assert.equal("replacement_deferred", err.kind)
-    assert.is_true(rt:inspect(box.id).retry)
-    assert.is_truthy(world.records[box.id])
-    assert.is_nil(rt:get(box.id))
-  end)
+  for _, generation in ipairs { "known", "unknown" } do
+    it("fences a warm generation whose stop failed: " .. generation .. " [M8]", function()
+      start()
+      if generation == "unknown" then
+        world.on.create = function(next, ...)
+          local info = next(...)
+          info.generation = nil
+          return info
+        end
+        for _, name in ipairs { "alive", "ready", "client.fence" } do world.on[name] = function() return true end end
+        world.on.inspect = function(_, _, id) return world:container(id).running and { sandbox_id = id } or nil end
+      end
+      local box = rt:acquire(ALICE)
+      box:release()
+      rt:advance(601)
+      world:fail("destroy", 1, "engine is down")
+      rt:tick()
+      local records = world.records[box.id]
+      assert.is_string(records[generation == "known" and box.generation or "?"])
+      local err = support.caught(rt.acquire, rt, ALICE)
+      assert.equal("replacement_deferred", err.kind)
+      assert.equal("quarantined", err.reason)
+      assert.same({ "warm", true }, { world:state_of(box.id), rt:inspect(box.id).retry })
+      assert.equal(records, world.records[box.id])
+      assert.is_nil(rt:get(box.id))
+      assert.is_nil(rt:get(box.id, ALICE))
+      assert.equal(1, world:count "destroy")
+      for _, c in ipairs(world.order) do c.running = false end
+    end)
+  end
 
   it("keeps the client open when the stop failed and no record could be written, but hands nothing out [M10]", function()
     world = support.world { fenced = false }

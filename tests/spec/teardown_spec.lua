@@ -7,6 +7,7 @@ describe("destroy", function()
   local world, rt, box
   local function start(opts, world_opts)
     world = support.world(world_opts)
+    if opts and opts.journal then opts.journal = world.journal end
     rt = world:open(opts)
     box = rt:acquire { user = "alice", thread = "t1", holder = false }
   end
@@ -88,36 +89,44 @@ describe("destroy", function()
   end)
 
   it("raises a failed stop, keeps the metadata, and stops the same generation at the next call [M4]", function()
-    start { journal = nil }
-    world:fail("destroy", 1, "engine is down")
+    start { journal = true }
+    local given = {}
+    world.on.destroy = function(next, this, info, opts)
+      given[#given + 1] = info
+      assert.equal(#given == 2, world.records[box.id] ~= nil) -- a clean one is recorded when its stop has failed
+      if #given == 1 then error("engine is down", 0) end
+      return next(this, info, opts)
+    end
     local err = support.caught(rt.destroy, rt, box.id)
     assert.equal("backend_error", err.kind)
     assert.equal("stop", err.stage)
     assert.matches("engine is down", err.message)
     assert.equal("kept", world:state_of(box.id))
+    assert.is_string(world.records[box.id][box.generation])
     assert.equal(1, world:closes())
     assert.is_nil(rt:get(box.id))
-    local second
-    world.on.destroy = function(next, this, info, opts) second = info.generation return next(this, info, opts) end
     assert.is_true(rt:destroy(box.id))
-    assert.equal(box.generation, second)
+    assert.equal(box.generation, given[1].generation)
+    assert.same(given[1], given[2])
     assert.equal(2, world:count "destroy")
     assert.equal(1, world:closes())
     assert.is_nil(rt:inspect(box.id))
+    assert.same({}, world.records)
   end)
 
   it("never turns a failing stop into an answer [M5, B028]", function()
-    start()
+    start { journal = true }
     for _, kind in ipairs { "backend_error", "timeout", "io_error" } do
       world:fail("destroy", 1, { kind = kind, message = "no" })
       assert.equal(kind, support.caught(rt.destroy, rt, box.id).kind)
+      assert.is_string(world.records[box.id][box.generation])
     end
     assert.equal(3, world:count "destroy")
     assert.equal(1, #world:running())
   end)
 
   it("leaves a newer generation alone [M6, M13]", function()
-    start()
+    start { journal = true }
     world:fail("destroy", 1, "engine is down")
     support.caught(rt.destroy, rt, box.id)
     world:kill(box.generation)
@@ -127,22 +136,31 @@ describe("destroy", function()
       local done, why = rt:destroy(box.id)
       assert.is_false(done)
       assert.equal("replaced", why)
+      assert.same({ [box.generation] = "destroy" }, world.records[box.id])
     end
     assert.equal(1, world:count "destroy")
     assert.is_true(newer.running)
+    assert.equal(newer.generation, rt:acquire(ALICE).generation) -- nothing fences it
+    assert.equal(1, world:count "destroy")
     world.on.inspect = nil
-    newer.running = false
   end)
 
   it("says so when an accepted stop is no absence, and needs no second stop once it is gone [M11]", function()
-    start()
-    world.containers[box.generation].stubborn = true
-    local err = support.caught(rt.destroy, rt, box.id)
-    assert.equal("backend_error", err.kind)
-    assert.equal("still_present", err.reason)
-    world:kill(box.generation)
-    assert.is_true(rt:destroy(box.id))
-    assert.equal(1, world:count "destroy")
+    for _, failed in ipairs { 0, 1 } do
+      start { journal = true }
+      world:fail("destroy", failed, "engine is down")
+      for _ = 1, failed do support.caught(rt.destroy, rt, box.id) end
+      world.containers[box.generation].stubborn = true
+      local err = support.caught(rt.destroy, rt, box.id)
+      assert.equal("backend_error", err.kind)
+      assert.equal("still_present", err.reason)
+      assert.is_string(world.records[box.id][box.generation])
+      world:kill(box.generation)
+      assert.is_true(rt:destroy(box.id))
+      assert.equal(failed + 1, world:count "destroy")
+      assert.same({}, world.records)
+      if failed == 0 then world:assert_quiet() end
+    end
   end)
 
   it("stops nothing while a peer has the lease, or the store cannot answer [M14, B025]", function()
@@ -209,44 +227,77 @@ describe("acquire after a failed stop", function()
   after_each(function() world:assert_quiet() end)
 
   it("destroys it inline, once, and goes on to create [K15]", function()
-    local rt = world:open()
+    local rt = world:open { journal = world.journal }
     local box = rt:acquire { user = "alice", thread = "t1", holder = false }
     world:fail("destroy", 1, "engine is down")
     support.caught(rt.destroy, rt, box.id)
+    assert.equal("kept", world:state_of(box.id))
+    local given
+    world.on.destroy = function(next, this, info, opts)
+      given = info
+      return next(this, info, opts)
+    end
+    local at_create
+    world.on.create = function(next, ...)
+      at_create = { world:state_of(box.id) or "untracked", world.records[box.id] or "no record" }
+      return next(...)
+    end
     local fresh = rt:acquire(ALICE)
     assert.equal("created", fresh.source)
     assert.not_equal(box.generation, fresh.generation)
     assert.equal(2, world:count "destroy")
+    assert.equal(box.generation, given.generation)
+    assert.equal(world.containers[box.generation].url, given.url)
+    assert.same({ "untracked", "no record" }, at_create)
   end)
 
   it("is deferred while the stop goes on failing [K16, B030]", function()
-    local rt = world:open()
+    local rt = world:open { journal = world.journal }
     local box = rt:acquire { user = "alice", thread = "t1", holder = false }
     world:fail("destroy", 2, "engine is down")
     support.caught(rt.destroy, rt, box.id)
     local err = support.caught(rt.acquire, rt, ALICE)
     assert.equal("replacement_deferred", err.kind)
     assert.equal("quarantined", err.reason)
+    assert.equal(2, world:count "destroy") -- one in this acquire
+    assert.is_string(world.records[box.id][box.generation])
     assert.equal(1, world:count "create")
     assert.equal("created", rt:acquire(ALICE).source)
   end)
 
-  it("takes a replacement generation that has appeared, and leaves the old stop at that [M7]", function()
-    local rt = world:open { journal = world.journal }
-    local box = rt:acquire { user = "alice", thread = "t1", holder = false }
-    world:fail("destroy", 1, "engine is down")
-    support.caught(rt.destroy, rt, box.id)
-    world:kill(box.generation)
-    local newer = world:add(box.id)
-    world.on.inspect = function(_, _, id) return world:info(world:container(id)) end
-    local fresh = rt:acquire(ALICE)
-    assert.equal("discovered", fresh.source)
-    assert.equal(newer.generation, fresh.generation)
-    assert.equal(1, world:count "destroy")
-    assert.is_false(rt:inspect(box.id).retry)
-    assert.is_truthy(rt:get(box.id, ALICE))
-    world.on.inspect = nil
-    fresh:release()
-    assert.equal("warm", rt:acquire(ALICE).source)
-  end)
+  for _, found_by in ipairs { "discovery", "orphan adoption" } do
+    for _, via in ipairs { "the runtime", "the holder manager" } do
+      it(("takes a replacement generation that has appeared, and leaves the old stop at that: %s, via %s [M7]"):format(found_by, via),
+        function()
+          local rt = world:open { journal = world.journal }
+          local request = { user = "alice", thread = "t1", holder = via == "the holder manager" and "run" or false }
+          local box = rt:acquire { user = "alice", thread = "t1", holder = false }
+          world:fail("destroy", 1, "engine is down")
+          support.caught(rt.destroy, rt, box.id)
+          world:kill(box.generation)
+          local newer = world:add(box.id)
+          world.on.inspect = function(_, _, id) return world:info(world:container(id)) end
+          if found_by == "orphan adoption" then
+            rt:advance(61)
+            rt:tick() -- the retry finds the other one, and lets go of what is gone
+            rt:advance(61)
+            rt:tick()
+            assert.same({ "warm", newer.generation }, { world:state_of(box.id), rt:inspect(box.id).generation })
+          end
+          for _, source in ipairs { found_by == "discovery" and "discovered" or "warm", "warm" } do
+            local fresh = rt:acquire(request)
+            assert.same({ source, newer.generation }, { fresh.source, fresh.generation })
+            local seen = rt:inspect(box.id)
+            assert.same({ "active", newer.generation, false }, { seen.state, seen.generation, seen.retry })
+            assert.is_truthy(rt:get(box.id))
+            assert.is_truthy(rt:get(box.id, ALICE))
+            assert.equal(request.holder and box.id or nil, rt:binding "run")
+            assert.same({ [box.generation] = "destroy" }, world.records[box.id])
+            if request.holder then fresh:release() else rt:park(box.id) end
+          end
+          assert.equal(1, world:count "destroy")
+          world.on.inspect = nil
+        end)
+    end
+  end
 end)
