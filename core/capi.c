@@ -29,6 +29,7 @@ typedef struct opened {
 
 static pdk_mutex list_lock = { PTHREAD_MUTEX_INITIALIZER };
 static opened *list;             /* list_lock */
+static atomic_int undelivered;   /* how many on it have lines and no thread that hands them over */
 static _Atomic(pid_t) list_of;   /* the process that the list is of: in a forked child the lock may be held by nobody */
 
 PDK_API const char *pdk_version(void)
@@ -73,7 +74,7 @@ static void *log_thread(void *arg)
 
 static opened *opened_of(const pdk_runtime *rt)
 {
-    if (atomic_load(&list_of) != getpid())
+    if (atomic_load(&list_of) != pdk_process_id())
         return NULL;
     PDK_GUARD(list_lock);
     opened *o = list;
@@ -85,6 +86,8 @@ static opened *opened_of(const pdk_runtime *rt)
 /* After a blocking call of a runtime without threads. */
 static void deliver(const pdk_runtime *rt)
 {
+    if (atomic_load(&undelivered) == 0)
+        return;
     opened *o = opened_of(rt);
     if (o != NULL && !o->has_thread)
         hand_lines_over(o);
@@ -129,25 +132,30 @@ static int take_log(opened *o, pdk_setup *c, bool threads, pdk_error *err)
 
 static void remember(opened *o)
 {
-    if (atomic_load(&list_of) != getpid() && atomic_load(&list_of) != 0) {
+    if (atomic_load(&list_of) != pdk_process_id() && atomic_load(&list_of) != 0) {
         pdk_mutex_init(&list_lock); /* a forked child, which has one thread, begins anew */
         list = NULL;
+        atomic_store(&undelivered, 0);
     }
-    atomic_store(&list_of, getpid());
+    atomic_store(&list_of, pdk_process_id());
     PDK_GUARD(list_lock);
+    if (o->lines != NULL && !o->has_thread)
+        atomic_fetch_add(&undelivered, 1);
     o->next = list;
     list = o;
 }
 
 static opened *forget(const pdk_runtime *rt)
 {
-    if (atomic_load(&list_of) != getpid())
+    if (atomic_load(&list_of) != pdk_process_id())
         return NULL;
     PDK_GUARD(list_lock);
     for (opened **at = &list; *at != NULL; at = &(*at)->next)
         if ((*at)->rt == rt) {
             opened *o = *at;
             *at = o->next;
+            if (o->lines != NULL && !o->has_thread)
+                atomic_fetch_sub(&undelivered, 1);
             return o;
         }
     return NULL;

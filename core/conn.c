@@ -30,7 +30,7 @@ static pid_t owner;                       /* pool_lock; read freely once started
 static bool owned_here(void)
 {
     pid_t who = __atomic_load_n(&owner, __ATOMIC_ACQUIRE);
-    return who == 0 || who == getpid();
+    return who == 0 || who == pdk_process_id();
 }
 
 static void conn_free(pdk_conn *c)
@@ -85,7 +85,7 @@ static bool start_libcurl(void) PDK_REQUIRES(pool_lock)
     started = curl_global_init(CURL_GLOBAL_DEFAULT) == CURLE_OK;
     pdk_quiet_leave(&q);
     if (started)
-        __atomic_store_n(&owner, getpid(), __ATOMIC_RELEASE);
+        __atomic_store_n(&owner, pdk_process_id(), __ATOMIC_RELEASE);
     return started;
 }
 

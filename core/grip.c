@@ -34,7 +34,7 @@ static const char KEEPER = 0; /* its address: registry key */
 
 bool pdk_grip_forked(const pdk_grip *g)
 {
-    return g->pid != getpid();
+    return g->pid != pdk_process_id();
 }
 
 /* ---- keepers ------------------------------------------------------------------------------------------- */
@@ -89,7 +89,7 @@ static int keeper_gc(lua_State *L)
     keeper_box *box = lua_touserdata(L, 1);
     pdk_keeper *k = box->keeper;
     box->keeper = NULL;
-    if (k == NULL || box->pid != getpid())
+    if (k == NULL || box->pid != pdk_process_id())
         return 0;
     pdk_keeper_drain(k);
     worker *last;
@@ -112,7 +112,7 @@ static pdk_keeper *known_keeper(lua_State *L)
     pdk_keeper *k = NULL;
     if (lua_rawgetp(L, LUA_REGISTRYINDEX, &KEEPER) == LUA_TUSERDATA) {
         keeper_box *box = lua_touserdata(L, -1);
-        if (box->pid == getpid()) /* else the lock of it may be held by a thread that the fork left behind */
+        if (box->pid == pdk_process_id()) /* else the lock of it may be held by a thread that the fork left behind */
             k = box->keeper;
     }
     lua_pop(L, 1);
@@ -125,7 +125,7 @@ pdk_keeper *pdk_keeper_of(lua_State *L)
     if (k != NULL)
         return k;
     keeper_box *box = lua_newuserdatauv(L, sizeof *box, 0);
-    *box = (keeper_box){ NULL, getpid() };
+    *box = (keeper_box){ NULL, pdk_process_id() };
     lua_createtable(L, 0, 1);
     lua_pushcfunction(L, keeper_gc);
     lua_setfield(L, -2, "__gc");
@@ -155,7 +155,7 @@ pdk_grip *pdk_grip_new(pdk_keeper *k)
         return NULL;
     }
     atomic_init(&g->refs, 1);
-    g->pid = getpid();
+    g->pid = pdk_process_id();
     g->fd = -1;
     pdk_mutex_init(&g->lock);
     g->keeper = k;

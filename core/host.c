@@ -73,7 +73,7 @@ pdk_host *pdk_host_new(lua_State *L, bool threads)
     pdk_cond_init(&h->done);
     atomic_init(&h->refs, 1);
     h->threads = threads;
-    h->pid = getpid();
+    h->pid = pdk_process_id();
     h->fd = -1;
     (void)L; /* the anchor is made when it is first pushed */
     return h;
@@ -89,7 +89,7 @@ void pdk_host_release(pdk_host *h)
 {
     if (h == NULL || atomic_fetch_sub(&h->refs, 1) != 1)
         return;
-    if (h->pid == getpid()) {
+    if (h->pid == pdk_process_id()) {
         pdk_cond_destroy(&h->work);
         pdk_cond_destroy(&h->done);
         pdk_mutex_destroy(&h->lock);
@@ -149,7 +149,7 @@ void pdk_host_push_kept(lua_State *L, pdk_host *h, int key)
 
 void pdk_host_drop(pdk_host *h, int key)
 {
-    if (h->pid != getpid())
+    if (h->pid != pdk_process_id())
         return;
     PDK_GUARD(h->lock);
     h->tables--;
@@ -275,7 +275,7 @@ static void perform(lua_State *L, pdk_call *call);
 
 void pdk_host_call(pdk_host *h, pdk_call *call)
 {
-    if (h->pid != getpid()) {
+    if (h->pid != pdk_process_id()) {
         refuse(call, PDK_E_CLOSED, false);
         return;
     }
@@ -311,7 +311,7 @@ bool pdk_host_do(pdk_host *h, void (*fn)(lua_State *L, void *arg), void *arg)
 
 void pdk_host_close(pdk_host *h)
 {
-    if (h->pid != getpid())
+    if (h->pid != pdk_process_id())
         return;
     PDK_GUARD(h->lock);
     h->closed = true;
@@ -382,7 +382,7 @@ static void reset_fd(pdk_host *h)
 
 int pdk_host_pump(pdk_host *h, lua_State *L)
 {
-    if (h->pid != getpid() || pdk_inside_callback())
+    if (h->pid != pdk_process_id() || pdk_inside_callback())
         return 0;
     int n = 0;
     reset_fd(h);

@@ -35,7 +35,7 @@ static _Thread_local int nested;    /* constructions under way on this thread */
 /* In a forked child the lock may be held by a thread that is not there, and the instance belongs to the parent. */
 static void mine(void)
 {
-    pid_t pid = getpid(), seen = atomic_load(&lock_of);
+    pid_t pid = pdk_process_id(), seen = atomic_load(&lock_of);
     if (seen == pid)
         return;
     if (seen != 0) { /* a child has one thread to begin with */

@@ -410,7 +410,7 @@ pdk_log *pdk_log_new(pdk_clock *clock, bool threads, pdk_log_level least, pdk_lo
     log->least = least;
     log->sink = sink;
     log->sink_ctx = ctx;
-    log->owner = getpid();
+    log->owner = pdk_process_id();
     atomic_init(&log->give_up, PDK_NEVER);
     pdk_mutex_init(&log->lock);
     pdk_cond_init(&log->wake);
@@ -440,7 +440,7 @@ static bool end_writer(pdk_log *log)
 
 void pdk_log_free(pdk_log *log)
 {
-    if (log == NULL || log->owner != getpid())
+    if (log == NULL || log->owner != pdk_process_id())
         return;
     if (log->threads) {
         if (!end_writer(log))

@@ -3,7 +3,6 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #define END_LOOK  (1000 * 1000)      /* ns: how often the end looks whether all has ended */
@@ -66,34 +65,11 @@ void pdk_op_release(pdk_op *op)
     pdk_ops_unref(ops);
 }
 
-/* Which process this is, without a system call for each poll: a page that the kernel empties in a forked child, however it was
- * forked. It says 1 in the process that has made it. */
-static _Atomic(atomic_int *) own_process; /* or NULL: to be asked */
-
-static atomic_int *mark_process(void)
-{
-    atomic_int *mark = atomic_load(&own_process);
-    if (mark != NULL && atomic_load(mark) == 1)
-        return mark;
-    size_t size = (size_t)sysconf(_SC_PAGESIZE);
-    void *page = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (page == MAP_FAILED)
-        return NULL;
-    if (madvise(page, size, MADV_WIPEONFORK) != 0) {
-        munmap(page, size);
-        return NULL;
-    }
-    mark = page;
-    atomic_store(mark, 1);
-    atomic_store(&own_process, mark); /* two at once: each has a page that is as good; one per process, or few, stay */
-    return mark;
-}
-
 int pdk_ops_foreign(const pdk_ops *ops, pdk_error *err)
 {
-    bool ours = ops->mark != NULL ? atomic_load(ops->mark) == 1 : ops->pid == getpid();
-    return ours ? 0
-                                : pdk_fail(err, PDK_E_CLOSED, 0, "this operation belongs to the process that forked this one");
+    return ops->pid == pdk_process_id()
+               ? 0
+               : pdk_fail(err, PDK_E_CLOSED, 0, "this operation belongs to the process that forked this one");
 }
 
 int pdk_op_submit_job(pdk_op *op, pdk_job *job)
@@ -651,8 +627,7 @@ pdk_ops *pdk_ops_new(pdk_runtime *rt, int workers, pdk_error *err)
     pdk_cond_init(&ops->timer);
     atomic_init(&ops->refs, 1);
     atomic_init(&ops->next_due, PDK_NEVER);
-    ops->pid = getpid();
-    ops->mark = mark_process();
+    ops->pid = pdk_process_id();
     ops->has_threads = workers > 0;
     ops->rt = rt;
     ops->fd = -1;
@@ -725,7 +700,7 @@ static void undo_untaken(pdk_op *op)
 
 void pdk_ops_end(pdk_ops *ops)
 {
-    if (ops == NULL || ops->pid != getpid()) /* a forked child: what its parent's threads held stays as it is */
+    if (ops == NULL || ops->pid != pdk_process_id()) /* a forked child: what its parent's threads held stays as it is */
         return;
     pdk_ops_close(ops);
     while (!end_now(ops))
@@ -788,7 +763,7 @@ static pdk_ops *process_ops; /* process_lock */
 pdk_ops *pdk_ops_process(pdk_error *err)
 {
     PDK_GUARD(process_lock);
-    if (process_ops == NULL || process_ops->pid != getpid()) /* a forked child makes its own */
+    if (process_ops == NULL || process_ops->pid != pdk_process_id()) /* a forked child makes its own */
         process_ops = pdk_ops_new(NULL, 256, err);
     return process_ops;
 }

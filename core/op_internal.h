@@ -24,7 +24,6 @@ struct pdk_ops {
     pdk_mutex lock;
     atomic_int refs;
     pid_t pid;                  /* fixed: in a forked child everything answers `closed` */
-    atomic_int *mark;           /* fixed; says 1 in that process alone, without a system call; NULL = pid is compared */
     bool has_threads;           /* fixed */
     pdk_runtime *rt;            /* lock; NULL = of none, or freed */
     pdk_workers *workers;       /* until `ended` */

@@ -36,7 +36,7 @@ pdk_ns pdk_lease_now(pdk_runtime *rt)
 
 static int enter(pdk_runtime *rt, bool only_looks, pdk_error *err)
 {
-    if (rt->pid != getpid())
+    if (rt->pid != pdk_process_id())
         return pdk_fail(err, PDK_E_CLOSED, 0, "this runtime belongs to the process that forked this one");
     PDK_GUARD(rt->lock);
     if (only_looks ? rt->closed : atomic_load(&rt->closing))
@@ -155,7 +155,7 @@ static void push_runtime_facts(lua_State *L, pdk_runtime *rt)
     pdk_kv_view(&p, &m, "ownership_url", pdk_view_get(pdk_view_get(o, "ownership"), "url"));
     pdk_kv_view(&p, &m, "ownership_ttl", pdk_view_get(pdk_view_get(o, "ownership"), "ttl"));
     pdk_kv_cstr(&p, &m, "runtime_id", rt->id);
-    pdk_kv_int(&p, &m, "pid", getpid());
+    pdk_kv_int(&p, &m, "pid", pdk_process_id());
     pdk_kv_cstr(&p, &m, "guest_path", getenv("PADDOCK_GUEST"));
     pdk_end(&p, &m);
     pdk_view_to_lua(L, pdk_view_of(&p)); /* raises on lack of memory only; then the small pack is lost with the process */
@@ -333,7 +333,7 @@ static pdk_runtime *runtime_new(const pdk_open_spec *spec)
         return NULL;
     atomic_fetch_add(&open_runtimes, 1);
     rt->record_fd = -1;
-    rt->pid = getpid();
+    rt->pid = pdk_process_id();
     rt->script = pdk_script_retain(spec->script);
     pdk_mutex_init(&rt->lock);
     pdk_cond_init(&rt->wake);
@@ -412,7 +412,7 @@ static void let_go(pdk_runtime *rt)
 /* One end at a time. 1 = done before, 0 = go on, -1 = error. */
 static int end_begin(pdk_runtime *rt, pdk_error *err)
 {
-    if (rt->pid != getpid())
+    if (rt->pid != pdk_process_id())
         return pdk_fail(err, PDK_E_CLOSED, 0, "this runtime belongs to the process that forked this one");
     {
         PDK_GUARD(rt->lock);
@@ -537,7 +537,7 @@ void pdk_runtime_free(pdk_runtime *rt)
 {
     if (rt == NULL)
         return;
-    if (rt->pid != getpid()) { /* in a forked child only descriptors are ours to close; the memory goes with the process */
+    if (rt->pid != pdk_process_id()) { /* in a forked child only descriptors are ours to close; the memory goes with the process */
         if (rt->record_fd >= 0)
             close(rt->record_fd);
         return;
@@ -578,9 +578,9 @@ static bool is_closed(pdk_runtime *rt)
 
 int pdk_runtime_tick(pdk_runtime *rt, pdk_error *err)
 {
-    if (!rt->config.threads && rt->pid == getpid())
+    if (!rt->config.threads && rt->pid == pdk_process_id())
         pdk_signals_poll();
-    if (!rt->config.threads && rt->pid == getpid()) { /* not as part of this call: a shutdown waits until there are none */
+    if (!rt->config.threads && rt->pid == pdk_process_id()) { /* not as part of this call: a shutdown waits until there are none */
         bool was_open = !is_closed(rt);
         pdk_ops_run(rt->ops);
         if (was_open && is_closed(rt)) /* what it ran was a shutdown */

@@ -3,8 +3,10 @@
 
 #include <errno.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 #include <sys/random.h>
 #include <time.h>
 #include <unistd.h>
@@ -124,6 +126,36 @@ static _Thread_local char self_mark;
 uint64_t pdk_thread_self(void)
 {
     return (uint64_t)(uintptr_t)&self_mark;
+}
+
+/* A page that the kernel empties in a forked child, however it was forked; 0 there = not asked yet. NULL = no such page. */
+static _Atomic(atomic_int *) process_page;
+
+static atomic_int *make_process_page(void)
+{
+    size_t size = (size_t)sysconf(_SC_PAGESIZE);
+    void *page = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (page == MAP_FAILED)
+        return NULL;
+    atomic_int *none = NULL;
+    if (madvise(page, size, MADV_WIPEONFORK) == 0 && atomic_compare_exchange_strong(&process_page, &none, (atomic_int *)page))
+        return page;
+    munmap(page, size);
+    return none; /* another thread's, or none */
+}
+
+pid_t pdk_process_id(void)
+{
+    atomic_int *page = atomic_load_explicit(&process_page, memory_order_acquire);
+    pid_t pid = page == NULL ? 0 : atomic_load_explicit(page, memory_order_relaxed);
+    if (pid != 0)
+        return pid;
+    pid = getpid();
+    if (page == NULL)
+        page = make_process_page();
+    if (page != NULL)
+        atomic_store_explicit(page, pid, memory_order_relaxed);
+    return pid;
 }
 
 size_t pdk_stack_left(void)

@@ -35,6 +35,10 @@ pid_t __wrap_getpid(void)
 {
     return 4242;
 }
+pid_t pdk_process_id(void)
+{
+    return __wrap_getpid();
+}
 time_t __wrap_time(time_t *t);
 time_t __wrap_time(time_t *t)
 {
