@@ -104,35 +104,10 @@ found pdk_acq_replace(acq *a, const candidate *c, const char *reason, bool dead,
 
 int pdk_ask_reuse(pdk_runtime *rt, const pdk_reuse_facts *f, pdk_verdict *verdict, pdk_error *err)
 {
-    PDK_AUTO_PACK ctx = PDK_NO_PACK;
-    pdk_view attestation = pdk_view_get(f->info, "attestation");
-    pdk_mark m = pdk_begin_map(&ctx);
-    pdk_kv_cstr(&ctx, &m, "source", f->source);
-    pdk_kv_view(&ctx, &m, "info", f->info);
-    pdk_put_cstr(&ctx, "attestation");
-    m.count++;
-    if (pdk_view_tag(attestation) == '{') {
-        pdk_put_view(&ctx, attestation);
-    } else { /* nothing attested is an empty table: a policy may index it */
-        pdk_mark none = pdk_begin_map(&ctx);
-        pdk_end(&ctx, &none);
-    }
-    pdk_kv_view(&ctx, &m, "requirements", f->requirements);
-    pdk_put_who(&ctx, &m, f->who);
-    pdk_kv_cstr(&ctx, &m, "expected_id", f->expected_id);
-    pdk_kv_int(&ctx, &m, "holders", f->holders);
-    pdk_kv_num(&ctx, &m, "idle_seconds", f->idle_seconds);
-    pdk_kv_view(&ctx, &m, "capability", f->capability);
-    if (f->capability.len > 0)
-        pdk_kv_bool(&ctx, &m, "capability_fresh", f->capability_fresh);
-    pdk_end(&ctx, &m);
-    if (ctx.failed)
-        return pdk_fail(err, PDK_E_NO_MEMORY, 0, "no memory to ask the reuse policy about %s", f->expected_id);
-    if (pdk_policy_decide(rt->policies, pdk_view_of(&ctx), verdict, err) < 0) {
-        pdk_error_set_id(err, f->expected_id);
-        return -1;
-    }
-    return 0;
+    if (pdk_policy_reuse(rt->policies, f, verdict, err) == 0)
+        return 0;
+    pdk_error_set_id(err, f->expected_id);
+    return -1;
 }
 
 static int ask(acq *a, const candidate *c, pdk_verdict *verdict)

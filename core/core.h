@@ -233,15 +233,7 @@ void pdk_put_who(pdk_pack *p, pdk_mark *m, const pdk_identity *who); /* likewise
 
 int pdk_check_id(const char *id, pdk_error *err); /* of a caller: invalid_argument unless it can be a sandbox id */
 
-/* What reuse.decide is told; views may be empty. */
-typedef struct pdk_reuse_facts {
-    const char *source, *expected_id;
-    pdk_view info, requirements, capability;
-    bool capability_fresh;   /* asked for this very decision, and not taken from memory */
-    const pdk_identity *who; /* NULL = unknown */
-    int holders;
-    double idle_seconds;
-} pdk_reuse_facts;
+/* reuse.decide, with the id in its error. */
 int pdk_ask_reuse(pdk_runtime *rt, const pdk_reuse_facts *facts, pdk_verdict *verdict, pdk_error *err);
 
 /* ---- stopall.c ---- */

@@ -14,7 +14,8 @@
 
 void pdk_pack_free(pdk_pack *p)
 {
-    free(p->data);
+    if (!p->lent)
+        free(p->data);
     *p = PDK_NO_PACK;
 }
 
@@ -36,11 +37,14 @@ static unsigned char *grow(pdk_pack *p, size_t more)
         size_t cap = p->cap == 0 ? 64 : p->cap;
         while (cap < p->len + more)
             cap *= 2;
-        unsigned char *data = realloc(p->data, cap);
+        unsigned char *data = realloc(p->lent ? NULL : p->data, cap);
         if (data == NULL) {
             p->failed = true;
             return NULL;
         }
+        if (p->lent)
+            memcpy(data, p->data, p->len);
+        p->lent = false;
         p->data = data;
         p->cap = cap;
     }
@@ -119,23 +123,17 @@ void pdk_put_view(pdk_pack *p, pdk_view v)
         memcpy(at, v.p, v.len);
 }
 
+/* Mostly kept for long: one block, without slack. */
 bool pdk_pack_copy(pdk_pack *to, pdk_view from)
 {
-    pdk_pack fresh = PDK_NO_PACK;
-    pdk_put_view(&fresh, from);
-    if (fresh.failed) {
-        pdk_pack_free(&fresh);
+    static const unsigned char nil = 'n';
+    pdk_view v = from.len == 0 ? (pdk_view){ &nil, 1 } : from;
+    unsigned char *data = v.len > PDK_PACK_MAX ? NULL : malloc(v.len);
+    if (data == NULL)
         return false;
-    }
-    if (fresh.cap > fresh.len) { /* kept for long: no slack */
-        unsigned char *fit = realloc(fresh.data, fresh.len);
-        if (fit != NULL) {
-            fresh.data = fit;
-            fresh.cap = fresh.len;
-        }
-    }
+    memcpy(data, v.p, v.len);
     pdk_pack_free(to);
-    *to = fresh;
+    *to = (pdk_pack){ .data = data, .len = v.len, .cap = v.len };
     return true;
 }
 

@@ -21,6 +21,7 @@ typedef struct pdk_pack { /* owned by whoever declared it; one thread at a time 
     unsigned char *data;
     size_t len, cap;
     bool failed; /* out of memory or too large; all later calls do nothing */
+    bool lent;   /* data is its declarer's (PDK_PACK_ON) as long as it is large enough; not freed */
 } pdk_pack;
 typedef struct pdk_view { /* a borrowed look at one packed value; valid as long as the pack is unchanged */
     const unsigned char *p;
@@ -28,6 +29,8 @@ typedef struct pdk_view { /* a borrowed look at one packed value; valid as long 
 } pdk_view;
 
 #define PDK_NO_PACK ((pdk_pack){ 0 })
+/* Empty, on an array of its declarer's that outlives it: no allocation as long as that is large enough. */
+#define PDK_PACK_ON(room) ((pdk_pack){ .data = (room), .cap = sizeof (room), .lent = true })
 #define PDK_NO_VIEW ((pdk_view){ 0 })
 #define PDK_AUTO_PACK __attribute__((cleanup(pdk_pack_free))) pdk_pack
 

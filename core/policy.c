@@ -8,157 +8,29 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- what derive answered: kept, since it is pure ---- */
-
-#define CACHE_SETS    1024
-#define CACHE_WAYS    4
-#define CACHE_KEY_MAX 1024 /* bytes; longer keys are asked anew: a host that sees new identities for ever keeps 4 MiB of them at most */
-
-typedef struct derived { /* all under pdk_derive_cache.lock */
-    uint64_t hash, generation;
-    unsigned char *key; /* owned; NULL = free */
-    size_t key_len;
-    char id[64];
-} derived;
-
-struct pdk_derive_cache {
-    pdk_mutex lock;                        /* never held while another lock is taken */
-    derived entry[CACHE_SETS][CACHE_WAYS]; /* lock */
-    unsigned char next[CACHE_SETS];        /* lock; which way is replaced next */
-    size_t key_bytes;                      /* lock; of all keys */
-};
-
-typedef struct derive_key { /* borrowed parts, compared one after the other */
-    const void *part[3];
-    size_t len[3];
-    uint64_t hash;
-} derive_key;
-
-static uint64_t mix(uint64_t h, const unsigned char *p, size_t n)
-{
-    h ^= n * UINT64_C(0x9E3779B97F4A7C15);
-    for (; n >= 8; p += 8, n -= 8) {
-        uint64_t w;
-        memcpy(&w, p, 8);
-        h = (h ^ w) * UINT64_C(0xBF58476D1CE4E5B9);
-        h ^= h >> 29;
-    }
-    for (; n > 0; p++, n--)
-        h = (h ^ *p) * UINT64_C(0x94D049BB133111EB);
-    return h ^ (h >> 32);
-}
-
-static derive_key key_of(const pdk_identity *who, pdk_view requirements)
-{
-    derive_key k = { { who->user, who->thread, requirements.p }, { who->user_len, who->thread_len, requirements.len }, 0 };
-    for (int i = 0; i < 3; i++)
-        k.hash = mix(k.hash + (k.part[i] == NULL), k.part[i], k.part[i] == NULL ? 0 : k.len[i]);
-    return k;
-}
-
-/* The key's bytes: each part's length (all ones for NULL) before it, so that no two keys are alike. */
-static size_t key_size(const derive_key *k)
-{
-    return 3 * sizeof(size_t) + (k->part[0] ? k->len[0] : 0) + (k->part[1] ? k->len[1] : 0) + (k->part[2] ? k->len[2] : 0);
-}
-
-static bool key_equal(const derive_key *k, const unsigned char *at)
-{
-    for (int i = 0; i < 3; i++) {
-        size_t len = k->part[i] == NULL ? SIZE_MAX : k->len[i];
-        if (memcmp(at, &len, sizeof len) != 0)
-            return false;
-        at += sizeof len;
-        if (k->part[i] != NULL && len > 0 && memcmp(at, k->part[i], len) != 0)
-            return false;
-        at += k->part[i] == NULL ? 0 : len;
-    }
-    return true;
-}
-
-static unsigned char *key_copy(const derive_key *k)
-{
-    unsigned char *copy = malloc(key_size(k)), *at = copy;
-    for (int i = 0; copy != NULL && i < 3; i++) {
-        size_t len = k->part[i] == NULL ? SIZE_MAX : k->len[i];
-        memcpy(at, &len, sizeof len);
-        at += sizeof len;
-        if (k->part[i] != NULL && len > 0) {
-            memcpy(at, k->part[i], len);
-            at += len;
-        }
-    }
-    return copy;
-}
-
-static bool cache_get(pdk_derive_cache *cache, const derive_key *k, uint64_t generation, char id[64])
-{
-    PDK_GUARD(cache->lock);
-    derived *set = cache->entry[k->hash % CACHE_SETS];
-    for (int i = 0; i < CACHE_WAYS; i++)
-        if (set[i].key != NULL && set[i].hash == k->hash && set[i].generation == generation &&
-            set[i].key_len == key_size(k) && key_equal(k, set[i].key)) {
-            memcpy(id, set[i].id, sizeof set[i].id);
-            return true;
-        }
-    return false;
-}
-
-static void cache_put(pdk_derive_cache *cache, const derive_key *k, uint64_t generation, const char id[64])
-{
-    size_t len = key_size(k);
-    unsigned char *key = len > CACHE_KEY_MAX ? NULL : key_copy(k);
-    if (key == NULL)
-        return;
-    unsigned char *former;
-    {
-        PDK_GUARD(cache->lock);
-        size_t s = k->hash % CACHE_SETS;
-        derived *e = &cache->entry[s][cache->next[s]++ % CACHE_WAYS];
-        former = e->key;
-        cache->key_bytes += len - (former != NULL ? e->key_len : 0);
-        *e = (derived){ .hash = k->hash, .generation = generation, .key = key, .key_len = len };
-        memcpy(e->id, id, sizeof e->id);
-    }
-    free(former);
-}
+/* ---- birth and end ---- */
 
 size_t pdk_policies_remembered(pdk_policies *p)
 {
-    PDK_GUARD(p->cache->lock);
-    return p->cache->key_bytes;
+    return pdk_keep_bytes(p->keep);
 }
-
-static void cache_free(pdk_derive_cache *cache)
-{
-    if (cache == NULL)
-        return;
-    for (int s = 0; s < CACHE_SETS; s++)
-        for (int i = 0; i < CACHE_WAYS; i++)
-            free(cache->entry[s][i].key);
-    pdk_mutex_destroy(&cache->lock);
-    free(cache);
-}
-
-/* ---- birth and end ---- */
 
 pdk_policies *pdk_policies_new(pdk_script *s, pdk_clock *clock, pdk_log *log, pdk_view sources, pdk_view config,
                                pdk_error *err)
 {
     pdk_policies *p = calloc(1, sizeof *p);
-    pdk_derive_cache *cache = calloc(1, sizeof *cache);
-    if (p == NULL || cache == NULL || !pdk_pack_copy(&p->sources, sources) || !pdk_pack_copy(&p->config, config)) {
+    pdk_keep *keep = pdk_keep_new();
+    if (p == NULL || keep == NULL || !pdk_pack_copy(&p->sources, sources) || !pdk_pack_copy(&p->config, config)) {
         pdk_fail(err, PDK_E_NO_MEMORY, 0, "no memory for the policies");
         if (p != NULL) {
             pdk_pack_free(&p->sources);
             pdk_pack_free(&p->config);
         }
         free(p);
-        free(cache);
+        pdk_keep_free(keep);
         return NULL;
     }
-    pdk_mutex_init(&cache->lock);
-    p->cache = cache;
+    p->keep = keep;
     p->script = pdk_script_retain(s);
     p->clock = clock;
     p->log = log;
@@ -173,7 +45,7 @@ void pdk_policies_free(pdk_policies *p)
     if (p == NULL)
         return;
     pdk_policy_set_free(p->script, p->set);
-    cache_free(p->cache);
+    pdk_keep_free(p->keep);
     pdk_pack_free(&p->sources);
     pdk_pack_free(&p->config);
     pdk_script_release(p->script);
@@ -281,36 +153,75 @@ static void read_pack(lua_State *L, pdk_policy_call *c, int first)
     pdk_policy_pack_answer(L, first, c, c->ask->answer);
 }
 
-/* ---- identity.derive ---- */
+/* ---- facts ---- */
 
-static void put_identity(pdk_pack *p, pdk_mark *m, const pdk_identity *who)
+#define CTX_ROOM 1024 /* bytes of a common ctx */
+
+static void add_view(pdk_facts *f, int name, pdk_view v)
 {
-    pdk_kv_str(p, m, "user", who->user, who->user_len);
-    pdk_kv_str(p, m, "thread", who->thread, who->thread_len);
+    f->fact[f->count++] = (pdk_fact){ .name = (uint8_t)name, .kind = PDK_FACT_VIEW, .view = v };
 }
+static void add_str(pdk_facts *f, int name, const char *s, size_t len)
+{
+    f->fact[f->count++] = (pdk_fact){ .name = (uint8_t)name, .kind = PDK_FACT_STR, .str = s, .len = len };
+}
+static void add_cstr(pdk_facts *f, int name, const char *s)
+{
+    add_str(f, name, s, s == NULL ? 0 : strlen(s));
+}
+static void add_number(pdk_facts *f, int name, double d)
+{
+    f->fact[f->count++] = (pdk_fact){ .name = (uint8_t)name, .kind = PDK_FACT_NUM, .num = d };
+}
+static void add_who(pdk_facts *f, const pdk_identity *who)
+{
+    f->fact[f->count++] = (pdk_fact){ .name = PDK_FACT_IDENTITY, .kind = PDK_FACT_WHO, .who = who };
+}
+
+/* Packs the facts for a script. */
+static int pack_facts(const pdk_facts *f, pdk_pack *ctx, pdk_hook h, pdk_error *err)
+{
+    pdk_facts_pack(f, ctx);
+    return ctx->failed ? pdk_fail(err, PDK_E_NO_MEMORY, 0, "no memory to ask %s.%s", pdk_policy_names[pdk_hook_infos[h].file],
+                                  pdk_hook_infos[h].function)
+                       : 0;
+}
+
+static const unsigned char EMPTY_MAP[] = { '{', 0, 0, 0, 0, 0, 0, 0, 0 };
+
+/* A map that a script may index. */
+static pdk_view or_empty(pdk_view v, bool map_only)
+{
+    bool is = map_only ? pdk_view_tag(v) == '{' : !pdk_view_is_nil(v);
+    return is ? v : (pdk_view){ EMPTY_MAP, sizeof EMPTY_MAP };
+}
+
+/* ---- identity.derive ---- */
 
 int pdk_policy_derive(pdk_policies *p, const pdk_identity *who, pdk_view requirements, char id[64], pdk_error *err)
 {
-    derive_key key = key_of(who, requirements);
-    uint64_t generation = atomic_load(&p->generation);
-    if (cache_get(p->cache, &key, generation, id))
+    unsigned char ctx_room[CTX_ROOM], kept_room[64];
+    PDK_AUTO_PACK ctx = PDK_PACK_ON(ctx_room), kept = PDK_PACK_ON(kept_room);
+    pdk_facts facts; /* filled in as far as it is used */
+    facts.count = 0;
+    facts.beside = PDK_NO_VIEW;
+    add_str(&facts, PDK_FACT_USER, who->user, who->user_len);
+    add_str(&facts, PDK_FACT_THREAD, who->thread, who->thread_len);
+    add_view(&facts, PDK_FACT_REQUIREMENTS, requirements);
+    if (pdk_keep_find(p->keep, PDK_HOOK_DERIVE, atomic_load(&p->generation), &facts, &kept)) {
+        memcpy(id, kept.data, kept.len);
         return 0;
-    PDK_AUTO_PACK ctx = PDK_NO_PACK;
-    pdk_mark m = pdk_begin_map(&ctx);
-    put_identity(&ctx, &m, who);
-    pdk_kv_view(&ctx, &m, "requirements", requirements);
-    pdk_end(&ctx, &m);
-    if (ctx.failed)
-        return pdk_fail(err, PDK_E_NO_MEMORY, 0, "no memory to ask identity.derive");
+    }
+    if (pack_facts(&facts, &ctx, PDK_HOOK_DERIVE, err) < 0)
+        return -1;
     char answer[64] = "";
-    pdk_question q = { .hook = PDK_HOOK_DERIVE, .ctx = pdk_view_of(&ctx), .results = 1, .read = read_id, .out = answer };
-    int rc = pdk_policy_ask(p, &q, err);
-    if (rc < 0)
+    pdk_learned learned;
+    pdk_question q = { .hook = PDK_HOOK_DERIVE, .ctx = pdk_view_of(&ctx), .results = 1, .read = read_id, .out = answer,
+                       .learned = &learned };
+    if (pdk_policy_ask(p, &q, err) < 0)
         return -1;
     memcpy(id, answer, sizeof answer);
-    /* Kept only if no reload came between: the answer is then certainly that generation's. */
-    if (atomic_load(&p->generation) == generation)
-        cache_put(p->cache, &key, generation, answer);
+    pdk_keep_put(p->keep, PDK_HOOK_DERIVE, &learned, &facts, answer, strlen(answer) + 1);
     return 0;
 }
 
@@ -347,36 +258,34 @@ int pdk_policy_resolve(pdk_policies *p, const pdk_identity *who, pdk_view reques
 int pdk_policy_resolve_again(pdk_policies *p, const pdk_identity *who, pdk_view request, pdk_view base, pdk_view capability,
                              pdk_pack *out, pdk_error *err)
 {
-    PDK_AUTO_PACK ctx = PDK_NO_PACK;
-    PDK_AUTO_PACK answer = PDK_NO_PACK;
-    pdk_mark m = pdk_begin_map(&ctx);
-    put_identity(&ctx, &m, who);
-    pdk_put_cstr(&ctx, "identity");
-    m.count++;
-    pdk_mark inner = pdk_begin_map(&ctx);
-    put_identity(&ctx, &inner, who);
-    pdk_end(&ctx, &inner);
-    pdk_put_cstr(&ctx, "request");
-    m.count++;
-    if (pdk_view_is_nil(request)) {
-        pdk_mark none = pdk_begin_map(&ctx);
-        pdk_end(&ctx, &none);
-    } else
-        pdk_put_view(&ctx, request);
-    pdk_kv_view(&ctx, &m, "capability", capability);
-    pdk_end(&ctx, &m);
-    if (ctx.failed)
-        return pdk_fail(err, PDK_E_NO_MEMORY, 0, "no memory to ask requirements.resolve");
+    unsigned char ctx_room[CTX_ROOM], answer_room[CTX_ROOM];
+    PDK_AUTO_PACK ctx = PDK_PACK_ON(ctx_room), answer = PDK_PACK_ON(answer_room);
+    pdk_facts facts;
+    facts.count = 0;
+    facts.beside = base;
+    add_str(&facts, PDK_FACT_USER, who->user, who->user_len);
+    add_str(&facts, PDK_FACT_THREAD, who->thread, who->thread_len);
+    add_who(&facts, who);
+    add_view(&facts, PDK_FACT_REQUEST, or_empty(request, false));
+    add_view(&facts, PDK_FACT_CAPABILITY, capability);
+    if (pdk_keep_find(p->keep, PDK_HOOK_RESOLVE, atomic_load(&p->generation), &facts, out))
+        return 0;
+    if (pack_facts(&facts, &ctx, PDK_HOOK_RESOLVE, err) < 0)
+        return -1;
     size_t before = out->len;
     resolving r = { base, out };
+    pdk_learned learned;
     pdk_question q = { .hook = PDK_HOOK_RESOLVE,
                        .ctx = pdk_view_of(&ctx),
                        .results = 1,
                        .read = read_pack,
                        .check = check_requirements,
                        .answer = &answer,
-                       .out = &r };
+                       .out = &r,
+                       .learned = &learned };
     int rc = pdk_policy_ask(p, &q, err);
+    if (rc == 1)
+        pdk_keep_put(p->keep, PDK_HOOK_RESOLVE, &learned, &facts, out->data + before, out->len - before);
     return finish_pack(out, before, rc);
 }
 
@@ -459,11 +368,47 @@ static void read_verdict(lua_State *L, pdk_policy_call *c, int first)
         read_text(L, first + 2, c, "message", v->message, sizeof v->message, true);
 }
 
+static int decide(pdk_policies *p, pdk_view ctx, const pdk_facts *facts, pdk_verdict *out, pdk_error *err)
+{
+    pdk_learned learned;
+    pdk_question q = { .hook = PDK_HOOK_DECIDE, .ctx = ctx, .results = 3, .read = read_verdict, .out = out, .learned = &learned };
+    int rc = pdk_policy_ask(p, &q, err);
+    if (rc == 1 && facts != NULL && out->message[0] == '\0') /* one word, and perhaps its code, which is what mostly comes */
+        pdk_keep_put(p->keep, PDK_HOOK_DECIDE, &learned, facts, out, offsetof(pdk_verdict, message) + 1);
+    return rc < 0 ? -1 : 0;
+}
+
 int pdk_policy_decide(pdk_policies *p, pdk_view ctx, pdk_verdict *out, pdk_error *err)
 {
-    pdk_question q = { .hook = PDK_HOOK_DECIDE, .ctx = ctx, .results = 3, .read = read_verdict, .out = out };
-    int rc = pdk_policy_ask(p, &q, err);
-    return rc < 0 ? -1 : 0;
+    return decide(p, ctx, NULL, out, err);
+}
+
+int pdk_policy_reuse(pdk_policies *p, const pdk_reuse_facts *f, pdk_verdict *out, pdk_error *err)
+{
+    unsigned char ctx_room[CTX_ROOM], kept_room[64];
+    PDK_AUTO_PACK ctx = PDK_PACK_ON(ctx_room), kept = PDK_PACK_ON(kept_room);
+    pdk_facts facts;
+    facts.count = 0;
+    facts.beside = PDK_NO_VIEW;
+    add_cstr(&facts, PDK_FACT_SOURCE, f->source);
+    add_view(&facts, PDK_FACT_INFO, f->info);
+    add_view(&facts, PDK_FACT_ATTESTATION, or_empty(pdk_view_get(f->info, "attestation"), true)); /* nothing attested is an empty table */
+    add_view(&facts, PDK_FACT_REQUIREMENTS, f->requirements);
+    add_who(&facts, f->who);
+    add_cstr(&facts, PDK_FACT_EXPECTED_ID, f->expected_id);
+    facts.fact[facts.count++] = (pdk_fact){ .name = PDK_FACT_HOLDERS, .kind = PDK_FACT_INT, .i = f->holders };
+    add_number(&facts, PDK_FACT_IDLE_SECONDS, f->idle_seconds);
+    if (f->capability.len > 0) {
+        add_view(&facts, PDK_FACT_CAPABILITY, f->capability);
+        facts.fact[facts.count++] = (pdk_fact){ .name = PDK_FACT_CAPABILITY_FRESH, .kind = PDK_FACT_BOOL, .i = f->capability_fresh };
+    }
+    if (pdk_keep_find(p->keep, PDK_HOOK_DECIDE, atomic_load(&p->generation), &facts, &kept)) {
+        memcpy(out, kept.data, kept.len);
+        return 0;
+    }
+    if (pack_facts(&facts, &ctx, PDK_HOOK_DECIDE, err) < 0)
+        return -1;
+    return decide(p, pdk_view_of(&ctx), &facts, out, err);
 }
 
 static void read_seconds(lua_State *L, pdk_policy_call *c, int first)
@@ -480,10 +425,23 @@ static void read_seconds(lua_State *L, pdk_policy_call *c, int first)
 
 int pdk_policy_idle_timeout(pdk_policies *p, pdk_view ctx, double *seconds, pdk_error *err)
 {
-    pdk_question q = { .hook = PDK_HOOK_IDLE_TIMEOUT, .ctx = ctx, .results = 1, .read = read_seconds, .out = seconds };
+    unsigned char kept_room[16];
+    PDK_AUTO_PACK kept = PDK_PACK_ON(kept_room);
+    pdk_facts facts;
+    facts.beside = PDK_NO_VIEW;
+    pdk_learned learned;
+    bool known = pdk_facts_of(ctx, &facts);
+    if (known && pdk_keep_find(p->keep, PDK_HOOK_IDLE_TIMEOUT, atomic_load(&p->generation), &facts, &kept)) {
+        memcpy(seconds, kept.data, sizeof *seconds);
+        return 0;
+    }
+    pdk_question q = { .hook = PDK_HOOK_IDLE_TIMEOUT, .ctx = ctx, .results = 1, .read = read_seconds, .out = seconds,
+                       .learned = &learned };
     int rc = pdk_policy_ask(p, &q, err);
     if (rc < 0)
         return -1;
+    if (rc == 1 && known)
+        pdk_keep_put(p->keep, PDK_HOOK_IDLE_TIMEOUT, &learned, &facts, seconds, sizeof *seconds);
     if (rc == 0) {
         *seconds = 0;
         pdk_view_num(pdk_view_get(pdk_view_of(&p->config), "idle_timeout"), seconds);

@@ -5,6 +5,9 @@
  * gives the Lua mutex up. Whatever goes wrong is policy_error with file and line; nothing else is affected. A function
  * that overran three times in a row fails closed for a second without being called.
  *
+ * A file whose table says `pure = true` gives its word that its functions answer by ctx alone, ctx.now not among it: their answers
+ * are kept, each under those fields of ctx that the function has looked at, until the next reload; a hit does not enter Lua.
+ *
  * Threads: any. Reload swaps the whole set under a lock of its own; calls in flight end on the set they began with.
  */
 #ifndef PDK_POLICY_H
@@ -65,6 +68,16 @@ typedef struct pdk_verdict {
 /* reuse.decide(ctx); ctx as DESIGN 5 (source, info, attestation, requirements, identity, expected_id, holders,
  * idle_seconds, capability); config and now are added here. */
 int pdk_policy_decide(pdk_policies *p, pdk_view ctx, pdk_verdict *out, pdk_error *err);
+/* The same from the facts; config, now and differs are added here. Views may be empty. */
+typedef struct pdk_reuse_facts {
+    const char *source, *expected_id;
+    pdk_view info, requirements, capability;
+    bool capability_fresh;   /* asked for this very decision, and not taken from memory */
+    const pdk_identity *who; /* NULL = unknown */
+    int holders;
+    double idle_seconds;
+} pdk_reuse_facts;
+int pdk_policy_reuse(pdk_policies *p, const pdk_reuse_facts *f, pdk_verdict *out, pdk_error *err);
 /* ctx.differs of it, for people: nothing is written when there is none. Views may be empty. */
 void pdk_reuse_differences(pdk_view requirements, pdk_view attestation, pdk_view capability, pdk_pack *out);
 /* reuse.idle_timeout(ctx{sandbox_id, identity, info, requirements, state, config, now}): seconds; 0 = never. A policy set

@@ -165,6 +165,20 @@ static int resting(pdk_policies *p, const pdk_policy_call *c, pdk_error *err)
                            c->line, c->what, fn->overruns, pdk_to_seconds(left));
 }
 
+/* The call has answered: may that be kept, and by what? A line that it has logged would be missed. */
+static void learn(pdk_policies *p, const pdk_policy_call *c)
+{
+    pdk_learned *l = c->ask->learned;
+    uint32_t fields = c->fields;
+    bool mute = c->log_lines == 0 || c->ask->hook == PDK_HOOK_DERIVE;
+    *l = (pdk_learned){ .keep = c->pure && mute && pdk_fields_keepable(c->ask->hook, &fields), .generation = p->set->generation };
+    if (!l->keep)
+        return;
+    c->fn->fields |= fields;
+    l->fields = c->fn->fields;
+    pdk_keep_learn(p->keep, c->ask->hook, l->fields);
+}
+
 /* Never raises: what may is inside pdk_policy_run. */
 static int enter_hook(lua_State *L, void *arg)
 {
@@ -176,6 +190,7 @@ static int enter_hook(lua_State *L, void *arg)
         return 0;
     c->path = c->fn->path;
     c->line = c->fn->line;
+    c->pure = c->fn->pure || c->ask->hook == PDK_HOOK_DERIVE;
     if (resting(p, c, e->err) < 0)
         return -1;
     int rc = pdk_policy_run(L, c, hook_body, &call_allowance, e->err);
@@ -187,7 +202,11 @@ static int enter_hook(lua_State *L, void *arg)
         return -1;
     if (c->wrong[0] == '\0' && c->ask->check != NULL)
         c->ask->check(c);
-    return c->wrong[0] == '\0' ? 1 : answer_is_wrong(c, c->wrong, e->err);
+    if (c->wrong[0] != '\0')
+        return answer_is_wrong(c, c->wrong, e->err);
+    if (c->ask->learned != NULL)
+        learn(p, c);
+    return 1;
 }
 
 int pdk_policy_ask(pdk_policies *p, const pdk_question *q, pdk_error *err)
@@ -199,6 +218,7 @@ int pdk_policy_ask(pdk_policies *p, const pdk_question *q, pdk_error *err)
     c.loaded_ref = LUA_NOREF;
     c.folder = NULL;
     c.log_lines = 0;
+    c.fields = 0;
     c.now = c.differs = PDK_NO_PACK;
     c.differs_known = false;
     c.wrong[0] = '\0';

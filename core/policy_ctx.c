@@ -74,6 +74,14 @@ static view *live(lua_State *L, int index)
     return u;
 }
 
+/* Which fields of ctx a pure function looks at: its answer is kept under these. */
+static void note_look(lua_State *L, const view *u, const char *key, size_t len)
+{
+    pdk_policy_call *c = u->root ? pdk_budget_of(L)->call : NULL;
+    if (c != NULL && c->pure)
+        c->fields |= key == NULL ? PDK_FIELDS_ALL : pdk_field_of(key, len);
+}
+
 static pdk_view now_view(pdk_policy_call *c)
 {
     if (c->now.len == 0) {
@@ -116,17 +124,29 @@ static void note(pdk_pack *out, pdk_mark *m, const char *key, size_t len, const 
     m->count++;
 }
 
+static bool key_is(pdk_view k, const char *name, size_t len)
+{
+    return k.len == len + 6 && memcmp(k.p + 5, name, len) == 0; /* a string of that many bytes */
+}
+
 void pdk_reuse_differences(pdk_view want, pdk_view have, pdk_view capability, pdk_pack *out)
 {
     static const char *const plain[] = { "image", "network" };
     pdk_mark m = { 0 };
-    for (size_t i = 0; i < sizeof plain / sizeof plain[0]; i++) {
-        pdk_view wanted = pdk_view_get(want, plain[i]);
-        pdk_view found = pdk_view_is_nil(wanted) ? wanted : pdk_view_get(have, plain[i]);
-        if (!pdk_view_is_nil(found) && !same_value(wanted, found))
+    pdk_view wants[2] = { PDK_NO_VIEW, PDK_NO_VIEW }, require = PDK_NO_VIEW, k, wanted;
+    for (size_t cursor = 0; pdk_view_next(want, &cursor, &k, &wanted);) { /* once over it, as this is part of every acquire */
+        if (key_is(k, "image", 5))
+            wants[0] = wanted;
+        else if (key_is(k, "network", 7))
+            wants[1] = wanted;
+        else if (key_is(k, "require", 7))
+            require = wanted;
+    }
+    for (size_t i = 0; pdk_view_count(have) > 0 && i < sizeof plain / sizeof plain[0]; i++) {
+        pdk_view found = pdk_view_is_nil(wants[i]) ? wants[i] : pdk_view_get(have, plain[i]);
+        if (!pdk_view_is_nil(found) && !same_value(wants[i], found))
             note(out, &m, plain[i], strlen(plain[i]), "differs");
     }
-    pdk_view require = pdk_view_get(want, "require"), k, wanted;
     size_t cursor = 0, len;
     while (pdk_view_next(require, &cursor, &k, &wanted)) {
         const char *key = pdk_view_str(k, &len);
@@ -212,6 +232,7 @@ static int view_index(lua_State *L)
     if (lua_type(L, 2) == LUA_TSTRING) {
         size_t len;
         const char *key = lua_tolstring(L, 2, &len);
+        note_look(L, u, key, len);
         v = pdk_view_get_n(u->v, key, len);
         if (pdk_view_is_nil(v))
             v = extra(L, u, key);
@@ -264,6 +285,7 @@ typedef struct walk {
 static bool walk_on(lua_State *L, const view *u, walk *w)
 {
     pdk_view k, v;
+    note_look(L, u, NULL, 0);
     while (pdk_view_next(u->v, &w->cursor, &k, &v)) {
         pdk_charge(L, 1 + v.len / SCAN_BYTES);
         w->i++;
@@ -478,6 +500,7 @@ static int pack_value(lua_State *L, int index, answer *a, int depth)
             return refuse(a, why);
         }
         len = live(L, index)->v.len;
+        note_look(L, live(L, index), NULL, 0);
         pdk_put_view(a->out, live(L, index)->v);
         break;
     }

@@ -1,6 +1,7 @@
 /* policy_internal.h -- what the policy*.c files share.
  *
- *   policy.c         the hooks as C functions: what goes in, what may come out; the cache of derive
+ *   policy.c         the hooks as C functions: what goes in, what may come out
+ *   policy_keep.c    answers that are kept, under the facts that they came from
  *   policy_call.c    one protected, budgeted call, and how its failure becomes an error with file and line
  *   policy_load.c    sources and files -> a set of functions; reload; describe
  *   policy_env.c     the sealed environment
@@ -37,6 +38,8 @@ typedef struct pdk_policy_fn { /* guarded by the Lua mutex */
     int ref;                   /* LUA_NOREF = the file has no such function */
     int line;                  /* where it is defined, in `path` */
     char *path;                /* owned; a required file's when the function comes from there */
+    bool pure;                 /* its file says so: the same ctx gets the same answer */
+    uint32_t fields;           /* of ctx that it has looked at */
     int overruns;              /* in a row */
     pdk_ns closed_until;       /* on the runtime's clock; not called before */
 } pdk_policy_fn;
@@ -48,7 +51,58 @@ typedef struct pdk_policy_set { /* made and freed by policy_load.c; swapped unde
     uint64_t generation;
 } pdk_policy_set;
 
-typedef struct pdk_derive_cache pdk_derive_cache; /* policy.c */
+/* ---- policy_keep.c: what is known when a hook is asked, and the answers that are kept ---- */
+
+enum { /* fields of any hook's ctx */
+    PDK_FACT_USER, PDK_FACT_THREAD, PDK_FACT_IDENTITY, PDK_FACT_REQUEST, PDK_FACT_REQUIREMENTS, PDK_FACT_CAPABILITY,
+    PDK_FACT_CAPABILITY_FRESH, PDK_FACT_SOURCE, PDK_FACT_INFO, PDK_FACT_ATTESTATION, PDK_FACT_EXPECTED_ID, PDK_FACT_HOLDERS,
+    PDK_FACT_IDLE_SECONDS, PDK_FACT_SANDBOX_ID, PDK_FACT_STATE, PDK_FACT_DIFFERS, PDK_FACT_CONFIG, PDK_FACT_NOW,
+    PDK_FACT_NAMES
+};
+#define PDK_FIELDS_UNKNOWN (UINT32_C(1) << 31) /* in a set of fields: others than those */
+#define PDK_FIELDS_ALL     UINT32_MAX
+uint32_t pdk_field_of(const char *name, size_t len); /* a set of one */
+/* Whether an answer that has looked at these may be kept; those that it is kept under. */
+bool pdk_fields_keepable(pdk_hook h, uint32_t *fields);
+
+typedef struct pdk_fact { /* borrows all of it */
+    uint8_t name;
+    enum { PDK_FACT_VIEW, PDK_FACT_INT, PDK_FACT_NUM, PDK_FACT_BOOL, PDK_FACT_STR, PDK_FACT_WHO } kind;
+    union {
+        pdk_view view;
+        int64_t i;
+        double num;
+        const pdk_identity *who;
+        struct {
+            const char *str;
+            size_t len;
+        };
+    };
+} pdk_fact;
+#define PDK_FACTS_MOST 12
+typedef struct pdk_facts { /* each name once */
+    int count;
+    pdk_view beside; /* what the answer depends on besides, that no script sees */
+    pdk_fact fact[PDK_FACTS_MOST];
+} pdk_facts;
+void pdk_facts_pack(const pdk_facts *f, pdk_pack *out); /* as ctx; nil ones left out */
+bool pdk_facts_of(pdk_view ctx, pdk_facts *out);        /* false = it has fields of other names */
+
+typedef struct pdk_learned { /* of a call: by what its answer may be kept */
+    bool keep;
+    uint64_t generation; /* of the set that answered */
+    uint32_t fields;
+} pdk_learned;
+
+typedef struct pdk_keep pdk_keep;
+pdk_keep *pdk_keep_new(void); /* NULL = no memory */
+void pdk_keep_free(pdk_keep *k);
+size_t pdk_keep_bytes(pdk_keep *k); /* of all keys and answers */
+/* Appends the kept answer, when there is one. Any thread. */
+bool pdk_keep_find(pdk_keep *k, pdk_hook h, uint64_t generation, const pdk_facts *f, pdk_pack *out);
+void pdk_keep_put(pdk_keep *k, pdk_hook h, const pdk_learned *learned, const pdk_facts *f, const void *answer, size_t len);
+/* From now on answers of this hook are looked up by these fields. Under the Lua mutex. */
+void pdk_keep_learn(pdk_keep *k, pdk_hook h, uint32_t fields);
 
 struct pdk_policies {
     pdk_script *script;       /* retained */
@@ -59,7 +113,7 @@ struct pdk_policies {
     atomic_uint_least64_t generation; /* of `set`; written under the Lua mutex, read by anyone */
     atomic_uint_least64_t tickets;    /* of reloads, in the order in which they began to read */
     uint64_t loaded_ticket;           /* the Lua mutex; of `set` */
-    pdk_derive_cache *cache;          /* has a lock of its own */
+    pdk_keep *keep;                   /* has locks of its own */
 };
 
 /* What policy.require finds: the files of one folder, read before the Lua mutex is taken. */
@@ -79,6 +133,7 @@ typedef struct pdk_question { /* one call of a hook, as policy.c asks for it */
     pdk_hook hook;
     pdk_view ctx; /* the packed ctx (a map), or evict's list */
     bool plain;   /* ctx gets no config and no now */
+    pdk_learned *learned; /* or NULL: out */
     int results;
     void (*read)(lua_State *L, pdk_policy_call *c, int first); /* takes the results; may raise */
     void (*check)(pdk_policy_call *c);                         /* or NULL; judges what read took, without Lua */
@@ -94,6 +149,8 @@ struct pdk_policy_call {     /* lives on a C stack for one call of a hook, or on
     const char *path;  /* of the function, or the file that is loaded */
     int line;
     int log_lines;
+    bool pure;       /* what it looks at is noted: */
+    uint32_t fields; /* of ctx */
     int loaded_ref;                  /* of a load: table of what policy.require has loaded; else LUA_NOREF */
     const pdk_policy_folder *folder; /* of a load: for policy.require */
     pdk_pack now, differs;           /* ctx.now and ctx.differs, made at the first look */

@@ -383,6 +383,10 @@ static void take_function(lua_State *L, loading *l, pdk_hook h, const char *path
     if (fn->path == NULL)
         luaL_error(L, "%s:1: no memory", path);
     fn->ref = luaL_ref(L, LUA_REGISTRYINDEX);
+    fn->pure = lua_getfield(L, -1, "pure") != LUA_TNIL && lua_toboolean(L, -1);
+    if (!lua_isnoneornil(L, -1) && !lua_isboolean(L, -1))
+        luaL_error(L, "%s:1: 'pure' must be true or false, not %s", path, luaL_typename(L, -1));
+    lua_pop(L, 1);
 }
 
 static int load_body(lua_State *L)

@@ -2,6 +2,7 @@
 local may_ask = { "image", "env", "limits", "network", "labels", "require", "options" }   -- fields of a request
 
 return {
+  pure = true,   -- what these answer depends on ctx alone: an answer is kept for as long as ctx is the same
   resolve = function(ctx)
     local answer, known = {}, {}
     for _, key in ipairs(may_ask) do

@@ -1,5 +1,6 @@
 --- May a running sandbox serve the next turn, how long may it idle, and which one goes first?
 return {
+  pure = true,   -- what these answer depends on ctx alone: an answer is kept for as long as ctx is the same
   -- "reuse", "replace", "refuse", "defer" or "probe"; then a code and a message for people.
   decide = function(ctx)
     -- nil, or what the request needs and the sandbox is not known to have: { image = "differs", gpu = "unattested" }

@@ -49,6 +49,7 @@ local function projection(request)
 end
 
 return {
+  pure = true,   -- what these answer depends on ctx alone: an answer is kept for as long as ctx is the same
   resolve = function(ctx)
     local request, config = ctx.request, ctx.config
     for key in pairs(request) do

@@ -21,6 +21,7 @@ local function broker(ctx)
 end
 
 return {
+  pure = true,   -- what these answer depends on ctx alone: an answer is kept for as long as ctx is the same
   decide = function(ctx)
     local needs, options = ctx.requirements, ctx.requirements.options or {}
     local wanted = needs.require and needs.require.capacity

@@ -151,6 +151,102 @@ TEST("ctx.differs says what is required and not known to hold")
     world_close(&w);
 }
 
+/* Counts its calls: the count is the label n of its answer. */
+#define COUNTING(first, body) "local n = 0 return { " first " resolve = function(ctx) n = n + 1 " body " return { labels = { n = tostring(n) } } end }"
+
+/* The label n that resolve answers for a request over a base. */
+static int count_of(world *w, const char *request, const char *base)
+{
+    PDK_AUTO_PACK out = PDK_NO_PACK;
+    if (!CHECK_INT(resolve(w, request, base, &out), 0))
+        return -1;
+    return atoi(pdk_view_str(pdk_view_get(pdk_view_get(pdk_view_of(&out), "labels"), "n"), NULL));
+}
+
+TEST("an answer of a file that says it is pure is kept, under what its function has looked at and the configured base")
+{
+    world w = world_with("requirements", COUNTING("pure = true,", "local _ = ctx.request.image"));
+    CHECK_INT(count_of(&w, "{ image = 'a' }", "{}"), 1);
+    CHECK_INT(count_of(&w, "{ image = 'a' }", "{}"), 1);
+    CHECK_INT(count_of(&w, "{ image = 'b' }", "{}"), 2);
+    CHECK_INT(count_of(&w, "{ image = 'a' }", "{ network = 'x' }"), 3);
+    CHECK_INT(count_of(&w, "{ image = 'a' }", "{}"), 1);
+    CHECK_INT(pdk_policies_reload(w.p, &w.err), 0);
+    CHECK_INT(count_of(&w, "{ image = 'b' }", "{}"), 1); /* of the new set, whose count has begun anew */
+    world_close(&w);
+}
+
+TEST("what a function looks at later makes its kept answers more exact; a failure is never kept")
+{
+    world w = world_with("requirements", COUNTING("pure = true,",
+        "if ctx.request.who then local _ = ctx.user end if ctx.request.fail then error('no') end"));
+    PDK_AUTO_PACK out = PDK_NO_PACK;
+    CHECK_INT(count_of(&w, "{}", "{}"), 1);
+    CHECK_INT(count_of(&w, "{ who = true }", "{}"), 2); /* from here on user is part of every key */
+    CHECK_INT(count_of(&w, "{}", "{}"), 3);
+    CHECK_INT(count_of(&w, "{}", "{}"), 3);
+    for (int i = 0; i < 2; i++)
+        CHECK_INT(resolve(&w, "{ fail = true }", "{}", &out), -1);
+    CHECK_INT(count_of(&w, "{ image = 'x' }", "{}"), 6);
+    world_close(&w);
+}
+
+TEST("nothing is kept of a file that does not say it is pure, of one that looks at the time or at all of ctx, or that logs")
+{
+    static const char *const texts[] = {
+        COUNTING("", ""), COUNTING("pure = false,", ""), COUNTING("pure = true,", "local _ = ctx.now.hour"),
+        COUNTING("pure = true,", "for _ in pairs(ctx) do end"), COUNTING("pure = true,", "local _ = next(ctx)"),
+        COUNTING("pure = true,", "local _ = ctx.unheard_of"), COUNTING("pure = true,", "policy.log('x')"),
+    };
+    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
+        world w = world_with("requirements", texts[i]);
+        for (int n = 1; n <= 3; n++)
+            CHECK_INT(count_of(&w, "{}", "{}"), n);
+        world_close(&w);
+    }
+    world w = world_with("requirements", "return { pure = 'yes', resolve = function() return {} end }");
+    CHECK_KIND(w.err, PDK_E_POLICY_ERROR);
+    CHECK_HAS(w.err.message, "'pure' must be true or false, not string");
+    world_close(&w);
+}
+
+/* The code of reuse.decide's answer, which says how often it was called. */
+static const char *reuse_code(world *w, const char *info, const char *requirements, const char *capability, int holders)
+{
+    PDK_AUTO_PACK i = PDK_NO_PACK, r = PDK_NO_PACK, c = PDK_NO_PACK;
+    pdk_identity me = who("u", "t");
+    pack_lua(&i, info);
+    pack_lua(&r, requirements);
+    if (capability != NULL)
+        pack_lua(&c, capability);
+    pdk_reuse_facts facts = { .source = "warm", .expected_id = "x", .info = pdk_view_of(&i), .requirements = pdk_view_of(&r),
+                              .capability = pdk_view_of(&c), .who = &me, .holders = holders, .idle_seconds = 1 };
+    pdk_error_clear(&w->err);
+    CHECK_INT(pdk_policy_reuse(w->p, &facts, &w->verdict, &w->err), 0);
+    return w->verdict.code;
+}
+
+TEST("a pure decision is kept under what differs, not under all of what is compared, and under each other fact that it looks at")
+{
+    world w = world_with("reuse", "local n = 0 return { pure = true, decide = function(ctx) n = n + 1 "
+                                  "if ctx.differs then return 'replace', tostring(n) end return 'reuse', tostring(n) end }");
+    CHECK_STR(reuse_code(&w, "{ sandbox_id = 'x' }", "{ image = 'a' }", NULL, 0), "1");
+    CHECK_STR(reuse_code(&w, "{ sandbox_id = 'y', attestation = { image = 'a' } }", "{ image = 'a' }", NULL, 1), "1");
+    CHECK_STR(reuse_code(&w, "{ attestation = { image = 'b' } }", "{ image = 'a' }", NULL, 0), "2");
+    CHECK_INT(w.verdict.decision, PDK_REPLACE);
+    CHECK_STR(reuse_code(&w, "{ attestation = {} }", "{ require = { gpu = true } }", NULL, 0), "3");
+    CHECK_STR(reuse_code(&w, "{ attestation = {} }", "{ require = { gpu = true } }", "{ gpu = true }", 0), "1");
+    CHECK_INT(w.verdict.decision, PDK_REUSE);
+    world_close(&w);
+    w = world_with("reuse", "local n = 0 return { pure = true, decide = function(ctx) n = n + 1 "
+                            "return ctx.holders > 0 and 'defer' or 'reuse', tostring(n) end }");
+    CHECK_STR(reuse_code(&w, "{}", "{}", NULL, 0), "1");
+    CHECK_STR(reuse_code(&w, "{}", "{}", NULL, 2), "2");
+    CHECK_INT(w.verdict.decision, PDK_DEFER);
+    CHECK_STR(reuse_code(&w, "{}", "{}", NULL, 0), "1");
+    world_close(&w);
+}
+
 TEST("the other defaults: no mounts, the configured idle limit, the oldest goes first, the network is denied")
 {
     world w = world_default();
