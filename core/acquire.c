@@ -726,7 +726,9 @@ found pdk_acq_look(acq *a)
         return FAILED;
     {
         PDK_GUARD(a->rt->pool.registry);
-        pdk_entry_lapse(&a->rt->pool, a->id, pdk_lease_now(a->rt));
+        const pdk_entry *e = pdk_pool_find(&a->rt->pool, a->id);
+        if (e != NULL && e->reserved_until != 0)
+            pdk_entry_lapse(&a->rt->pool, a->id, pdk_lease_now(a->rt));
     }
     found ok = reuse_active(a);
     return ok == NOTHING ? next_step(a, reclaim_warm) : ok;

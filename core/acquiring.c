@@ -16,6 +16,21 @@
 
 /* ---- whose, and for whom ---- */
 
+/* Its texts are set to empty, and not all of their room: this is part of every acquire. */
+static void begin(acq *a, pdk_runtime *rt, const pdk_acquire_spec *spec, pdk_error *err)
+{
+    a->rt = rt;
+    a->spec = spec;
+    a->err = err;
+    a->id[0] = a->holder[0] = '\0';
+    a->requirements = PDK_NO_PACK;
+    a->box = NULL;
+    a->cancelled = NULL;
+    a->makes = a->drains = a->bound_before = false;
+    atomic_init(&a->unwanted, false);
+    a->next = a->previous = NULL;
+}
+
 static int effective_identity(acq *a)
 {
     const pdk_acquire_spec *s = a->spec;
@@ -164,10 +179,12 @@ int pdk_runtime_acquire(pdk_runtime *rt, const pdk_acquire_spec *spec, pdk_box *
 {
     if (others_work(rt, spec))
         return pdk_acquire_within(rt, spec, out, err);
-    PDK_AUTO_ERROR own = PDK_NO_ERROR; /* the steps look at the error, so there must be one */
+    PDK_AUTO_ERROR own; /* the steps look at the error, so there must be one */
+    pdk_error_begin(&own);
     *out = NULL;
     PDK_CALL(rt, err, -1);
-    acq a = { .rt = rt, .spec = spec, .err = &own };
+    acq a;
+    begin(&a, rt, spec, &own);
     if (check_timeout(spec, &own) < 0 || effective_identity(&a) < 0) {
         pdk_error_move(err, &own);
         return -1;

@@ -6,53 +6,42 @@
 #include <stdlib.h>
 #include <string.h>
 
-static char *copy(const char *s, size_t len)
-{
-    char *c = malloc(len + 1);
-    if (c != NULL) {
-        memcpy(c, s, len);
-        c[len] = '\0';
-    }
-    return c;
-}
-
 static void box_destroy(pdk_box *b)
 {
     if (atomic_fetch_sub(&b->refs, 1) != 1)
         return;
-    free(b->generation);
-    free(b->holder);
-    free(b->user);
-    free(b->thread);
-    free(b);
+    free(b); /* its strings lie behind */
+}
+
+/* Copies `len` bytes to *at, ends them with a NUL, and goes on behind it. */
+static char *keep(char **at, const char *s, size_t len)
+{
+    char *copy = *at;
+    memcpy(copy, s, len);
+    copy[len] = '\0';
+    *at += len + 1;
+    return copy;
 }
 
 pdk_box *pdk_box_new(pdk_runtime *rt, const pdk_entry *e, const char *holder, const char *source, bool park_on_release)
 {
-    pdk_box *b = calloc(1, sizeof *b);
+    size_t generation_len = e->generation != NULL ? strlen(e->generation) : 0, holder_len = holder != NULL ? strlen(holder) : 0;
+    size_t identity_len = e->has_identity ? e->user_len + e->thread_len : 0;
+    pdk_box *b = malloc(sizeof *b + generation_len + holder_len + identity_len + 4);
     if (b == NULL)
         return NULL;
-    b->rt = rt;
+    *b = (pdk_box){ .rt = rt, .source = source, .token = e->token, .incarnation = e->incarnation,
+                    .park_on_release = park_on_release, .user_len = e->user_len, .thread_len = e->thread_len };
     atomic_init(&b->refs, 1);
     memcpy(b->id, e->id, sizeof b->id);
-    b->source = source;
-    b->token = e->token;
-    b->incarnation = e->incarnation;
-    b->park_on_release = park_on_release;
-    b->user_len = e->user_len;
-    b->thread_len = e->thread_len;
-    bool ok = true;
+    char *at = b->text;
     if (e->generation != NULL)
-        ok &= (b->generation = copy(e->generation, strlen(e->generation))) != NULL;
+        b->generation = keep(&at, e->generation, generation_len);
     if (holder != NULL)
-        ok &= (b->holder = copy(holder, strlen(holder))) != NULL;
+        b->holder = keep(&at, holder, holder_len);
     if (e->has_identity) {
-        ok &= (b->user = copy(e->user, e->user_len)) != NULL;
-        ok &= (b->thread = copy(e->thread, e->thread_len)) != NULL;
-    }
-    if (!ok) {
-        box_destroy(b);
-        return NULL;
+        b->user = keep(&at, e->user, e->user_len);
+        b->thread = keep(&at, e->thread, e->thread_len);
     }
     return b;
 }
@@ -115,7 +104,8 @@ void pdk_box_free(pdk_box *b)
 {
     if (b == NULL)
         return;
-    PDK_AUTO_ERROR err = PDK_NO_ERROR;
+    PDK_AUTO_ERROR err;
+    pdk_error_begin(&err);
     atomic_store(&b->freed, true); /* before: a queued release that is cancelled now goes on all the same */
     if (b->holder != NULL && pdk_release(b, &err) < 0 && err.kind != PDK_E_CLOSED)
         pdk_emit(b->rt, PDK_WARN, "release_failed", b->id, b->generation, NULL, &err);

@@ -19,6 +19,7 @@ struct pdk_box { /* fixed at birth, but for `released` */
     atomic_bool released;   /* or a release of it is under way */
     atomic_bool freed;      /* its owner has */
     atomic_int refs;        /* its owner's, and those of operations in flight; the memory goes with the last one */
+    char text[];            /* what its strings point to */
 };
 
 pdk_box *pdk_box_ref(pdk_box *box);

@@ -24,6 +24,20 @@ void pdk_error_set_id(pdk_error *err, const char *sandbox_id);
 void pdk_error_set_stage(pdk_error *err, const char *stage);
 pdk_error_kind pdk_error_kind_of(const char *name); /* PDK_OK when there is no such kind */
 
-#define PDK_AUTO_ERROR __attribute__((cleanup(pdk_error_clear))) pdk_error
+/* Empties one that nothing was written to yet: what it says is nothing, the rest of its memory is left as it is. */
+static inline void pdk_error_begin(pdk_error *err)
+{
+    err->kind = PDK_OK;
+    err->reason[0] = err->message[0] = err->sandbox_id[0] = err->stage[0] = '\0';
+    err->sys = err->attempt = 0;
+    err->cause = NULL;
+}
+/* The end of one: its causes go. */
+static inline void pdk_error_end(pdk_error *err)
+{
+    if (err->cause != NULL)
+        pdk_error_clear(err);
+}
+#define PDK_AUTO_ERROR __attribute__((cleanup(pdk_error_end))) pdk_error
 
 #endif

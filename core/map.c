@@ -37,16 +37,16 @@ uint64_t pdk_hash(const void *key, size_t len)
     for (size_t i = 0; i < whole; i += 8) {
         memcpy(&m, p + i, 8);
         v[3] ^= m;
-        rounds(v, 2);
+        rounds(v, 1);
         v[0] ^= m;
     }
     for (size_t i = whole; i < len; i++)
         last |= (uint64_t)p[i] << (8 * (i - whole));
     v[3] ^= last;
-    rounds(v, 2);
+    rounds(v, 1);
     v[0] ^= last;
     v[2] ^= 0xff;
-    rounds(v, 4);
+    rounds(v, 3);
     return v[0] ^ v[1] ^ v[2] ^ v[3];
 }
 

@@ -17,7 +17,7 @@ typedef struct pdk_map {
     size_t size, count; /* size is 0 or a power of two */
 } pdk_map;
 
-/* SipHash-2-4 of the bytes with a random key that is made once. */
+/* SipHash-1-3 of the bytes with a random key that is made once. */
 uint64_t pdk_hash(const void *key, size_t len);
 /* false: no memory for the very first buckets; nothing was inserted. */
 bool pdk_map_insert(pdk_map *m, pdk_node *n, uint64_t hash);
