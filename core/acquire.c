@@ -156,7 +156,8 @@ static found install(acq *a, const candidate *c, pdk_client **client, int64_t to
         return pdk_acq_no_memory(a);
     if (c->incarnation == 0 && !pdk_entry_set_info(&rt->pool, e, pdk_view_of(&c->info), true))
         return pdk_acq_no_memory(a);
-    if (!pdk_pack_copy(&e->requirements, pdk_view_of(&a->requirements)))
+    if (!pdk_view_equal(pdk_view_of(&e->requirements), pdk_view_of(&a->requirements)) &&
+        !pdk_pack_copy(&e->requirements, pdk_view_of(&a->requirements)))
         return pdk_acq_no_memory(a);
     e->guest_token = token;
     if ((ok = make_box(rt, a, e, c->source)) != FOUND)

@@ -58,13 +58,22 @@ static int effective_identity(acq *a)
     return 0;
 }
 
+/* "RUNTIME-NUMBER", by hand: this is part of every acquire. */
+static void number_holder(acq *a, uint64_t number)
+{
+    size_t len = strnlen(a->rt->id, 16);
+    memcpy(a->holder, a->rt->id, len);
+    a->holder[len] = '-';
+    pdk_decimal(a->holder + len + 1, (int64_t)number);
+}
+
 static void name_holder(acq *a)
 {
     static atomic_uint_least64_t next;
     if (a->spec->holder != NULL)
         snprintf(a->holder, sizeof a->holder, "%s", a->spec->holder);
     else if (!a->spec->no_holder)
-        snprintf(a->holder, sizeof a->holder, "%.16s-%llu", a->rt->id, (unsigned long long)atomic_fetch_add(&next, 1) + 1);
+        number_holder(a, atomic_fetch_add(&next, 1) + 1);
 }
 
 

@@ -147,6 +147,7 @@ void pdk_client_close_noting(pdk_runtime *rt, pdk_client *c, const char *id, con
 void pdk_note_cancelled(pdk_error *first, pdk_error *later);
 int pdk_client_fence(pdk_runtime *rt, pdk_client *c, int64_t token, pdk_error *err);
 int pdk_client_doom(pdk_runtime *rt, pdk_client *c, int64_t expected, int64_t token, pdk_error *err);
+size_t pdk_decimal(char to[24], int64_t n); /* its length */
 /* Fields of an info. */
 const char *pdk_info_str(pdk_view info, const char *key); /* or NULL */
 int64_t pdk_info_token(pdk_view info);                    /* 0 = none; accepts a decimal string */

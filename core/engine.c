@@ -2,7 +2,6 @@
  * No decision is made here. An answer that is not understood is an error, never "no". */
 #include "core.h"
 
-#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -23,6 +22,21 @@ int64_t pdk_info_token(pdk_view info)
         return *s != '\0' && *end == '\0' && n > 0 ? n : 0;
     }
     return pdk_view_int(v, &token) && token > 0 ? token : 0;
+}
+
+size_t pdk_decimal(char to[24], int64_t n)
+{
+    char digits[24], *at = digits + sizeof digits;
+    uint64_t left = n < 0 ? 0 - (uint64_t)n : (uint64_t)n;
+    do
+        *--at = (char)('0' + left % 10);
+    while ((left /= 10) > 0);
+    if (n < 0)
+        *--at = '-';
+    size_t len = (size_t)(digits + sizeof digits - at);
+    memcpy(to, at, len);
+    to[len] = '\0';
+    return len;
 }
 
 static int no_memory(pdk_error *err)
@@ -159,7 +173,7 @@ int pdk_engine_alive(pdk_runtime *rt, pdk_view info, int64_t token, pdk_error *e
     pdk_put_view(&args, info);
     pdk_mark opts = pdk_begin_map(&args);
     if (token > 0) {
-        snprintf(text, sizeof text, "%" PRId64, token);
+        pdk_decimal(text, token);
         pdk_kv_cstr(&args, &opts, "token", text);
     }
     pdk_end(&args, &opts);
@@ -230,11 +244,12 @@ int pdk_engine_close(pdk_runtime *rt, pdk_error *err)
 
 int pdk_engine_connect(pdk_runtime *rt, pdk_view info, int64_t token, bool own, pdk_client **out, pdk_error *err)
 {
-    PDK_AUTO_PACK args = PDK_NO_PACK;
+    unsigned char room[1024];
+    PDK_AUTO_PACK args = PDK_PACK_ON(room);
     pdk_iface *object = NULL;
     pdk_limit keeping;
     char text[24];
-    snprintf(text, sizeof text, "%" PRId64, token);
+    pdk_decimal(text, token);
     pdk_put_view(&args, info);
     pdk_mark opts = pdk_begin_map(&args);
     pdk_kv_cstr(&args, &opts, "token", text);
@@ -294,10 +309,10 @@ static int token_call(pdk_runtime *rt, pdk_client *c, const char *method, int64_
     PDK_AUTO_PACK args = PDK_NO_PACK, out = PDK_NO_PACK;
     char text[24];
     if (expected >= 0) {
-        snprintf(text, sizeof text, "%" PRId64, expected);
+        pdk_decimal(text, expected);
         pdk_put_cstr(&args, text);
     }
-    snprintf(text, sizeof text, "%" PRId64, token);
+    pdk_decimal(text, token);
     pdk_put_cstr(&args, text);
     if (args.failed)
         return no_memory(err);

@@ -6,6 +6,7 @@
  * An iface is fixed at birth: every field may be read without a lock. */
 #include "call.h"
 
+#include <assert.h>
 #include <lauxlib.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,9 +19,14 @@ struct pdk_iface {
     pdk_host *host;     /* or that one */
     int ref;            /* in the universe's registry, or the host's key */
     char what[48];
-    pdk_pack methods;   /* map name -> true */
+    bool object;        /* what a method has made: of it the core asks for the optional methods alone */
+    unsigned optional;  /* of an object: one bit for each of OPTIONAL that it has */
+    pdk_pack methods;   /* else: map name -> true */
     pdk_pack fields;    /* map key -> plain value */
 };
+
+/* What the core wants to know of an object when it is made, which it is at every hand-out. */
+static const char *const OPTIONAL[] = { "close", "cancel" };
 
 static _Thread_local int callbacks;
 
@@ -101,8 +107,41 @@ static int adopt(lua_State *L)
     return 0;
 }
 
+/* Whether the table at `index`, or its class, or the class's class, has a function of that name.  stack: balanced */
+static bool has_function(lua_State *L, int index, const char *name)
+{
+    int top = lua_gettop(L);
+    bool is = false;
+    lua_pushvalue(L, index);
+    for (int depth = 0; depth < CLASS_DEPTH && lua_istable(L, -1); depth++) {
+        lua_pushstring(L, name);
+        if (lua_rawget(L, -2) != LUA_TNIL) {
+            is = lua_isfunction(L, -1);
+            break;
+        }
+        if (!lua_getmetatable(L, -2))
+            break;
+        lua_pushliteral(L, "__index");
+        lua_rawget(L, -2);
+    }
+    lua_settop(L, top);
+    return is;
+}
+
+/* The same of an object. */
+static int adopt_object(lua_State *L)
+{
+    pdk_iface *f = lua_touserdata(L, 2);
+    luaL_checkstack(L, 3 * CLASS_DEPTH, "an object");
+    for (size_t i = 0; i < sizeof OPTIONAL / sizeof OPTIONAL[0]; i++)
+        f->optional |= has_function(L, 1, OPTIONAL[i]) ? 1u << i : 0;
+    lua_settop(L, 1);
+    f->ref = f->host != NULL ? pdk_host_keep(L, f->host) : pdk_script_ref(L);
+    return 0;
+}
+
 /* stack: -1 */
-static pdk_iface *iface_new(lua_State *L, pdk_script *s, pdk_host *h, const char *what)
+static pdk_iface *iface_new(lua_State *L, pdk_script *s, pdk_host *h, const char *what, const char *method)
 {
     pdk_iface *f = lua_checkstack(L, 8) ? calloc(1, sizeof *f) : NULL;
     if (f == NULL) {
@@ -112,8 +151,14 @@ static pdk_iface *iface_new(lua_State *L, pdk_script *s, pdk_host *h, const char
     f->script = s != NULL ? pdk_script_retain(s) : NULL;
     f->host = h != NULL ? pdk_host_retain(h) : NULL;
     f->ref = LUA_NOREF;
-    snprintf(f->what, sizeof f->what, "%s", what);
-    lua_pushcfunction(L, adopt);
+    f->object = method != NULL;
+    size_t len = strnlen(what, sizeof f->what - 1);
+    memcpy(f->what, what, len);
+    if (f->object && len + 1 < sizeof f->what) {
+        f->what[len] = '.'; /* the rest is zero */
+        memcpy(f->what + len + 1, method, strnlen(method, sizeof f->what - len - 2));
+    }
+    lua_pushcfunction(L, f->object ? adopt_object : adopt);
     lua_insert(L, -2);
     lua_pushlightuserdata(L, f);
     if (lua_pcall(L, 2, 0, 0) != LUA_OK) {
@@ -126,12 +171,12 @@ static pdk_iface *iface_new(lua_State *L, pdk_script *s, pdk_host *h, const char
 
 pdk_iface *pdk_iface_of_script(lua_State *L, pdk_script *s, const char *what)
 {
-    return iface_new(L, s, NULL, what);
+    return iface_new(L, s, NULL, what, NULL);
 }
 
 pdk_iface *pdk_iface_of_host(lua_State *L, pdk_host *h, const char *what)
 {
-    return iface_new(L, NULL, h, what);
+    return iface_new(L, NULL, h, what, NULL);
 }
 
 void pdk_iface_free(pdk_iface *f)
@@ -155,6 +200,10 @@ void pdk_iface_free(pdk_iface *f)
 
 bool pdk_iface_has(const pdk_iface *f, const char *method)
 {
+    for (size_t i = 0; f->object && i < sizeof OPTIONAL / sizeof OPTIONAL[0]; i++)
+        if (strcmp(OPTIONAL[i], method) == 0)
+            return (f->optional & 1u << i) != 0;
+    assert(!f->object); /* whoever asks for another one adds it to OPTIONAL */
     return !pdk_view_is_nil(pdk_view_get(pdk_view_of(&f->methods), method));
 }
 
@@ -183,10 +232,9 @@ static int take_results(lua_State *L, int first, pdk_call *call)
         if (!lua_istable(L, first))
             return pdk_fail(call->err, call->otherwise, 0, "%s.%s must answer with a table of functions, not %s",
                             call->iface->what, call->method, luaL_typename(L, first));
-        char what[sizeof call->iface->what * 2];
-        snprintf(what, sizeof what, "%s.%s", call->iface->what, call->method);
-        *call->object = iface_new(L, call->iface->script, call->iface->host, what);
-        return *call->object != NULL ? 0 : pdk_fail(call->err, PDK_E_NO_MEMORY, 0, "no memory for %s", what);
+        *call->object = iface_new(L, call->iface->script, call->iface->host, call->iface->what, call->method);
+        return *call->object != NULL ? 0 : pdk_fail(call->err, PDK_E_NO_MEMORY, 0, "no memory for %s.%s", call->iface->what,
+                                                    call->method);
     }
     for (int i = first; call->results != NULL && i <= lua_gettop(L); i++)
         if (pdk_pack_from_lua(L, i, call->results, call->err) < 0)
@@ -258,7 +306,8 @@ static int enter(lua_State *L, void *arg)
 
 static int run(pdk_call *call)
 {
-    pdk_error own = PDK_NO_ERROR; /* whoever carries it out may not find err == NULL */
+    PDK_AUTO_ERROR own; /* whoever carries it out may not find err == NULL */
+    pdk_error_begin(&own);
     pdk_error *err = call->err;
     call->err = &own;
     call->rc = -1;
@@ -268,7 +317,6 @@ static int run(pdk_call *call)
         call->rc = -1;
     if (call->rc < 0)
         pdk_error_move(err, &own);
-    pdk_error_clear(&own);
     return call->rc;
 }
 

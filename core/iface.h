@@ -22,7 +22,8 @@ typedef struct pdk_iface pdk_iface;
 pdk_iface *pdk_iface_of_script(lua_State *L, pdk_script *s, const char *what);
 void pdk_iface_free(pdk_iface *f); /* any thread; drops queued */
 
-/* Whether the table has a function of that name (read once, when the iface was made). */
+/* Whether the table has a function of that name (read once, when the iface was made). Of an object (pdk_iface_make) only `close` and
+ * `cancel` can be asked for, and no field. */
 bool pdk_iface_has(const pdk_iface *f, const char *method);
 /* A plain field of the table, packed when the iface was made, e.g. "capabilities"; empty when absent. */
 pdk_view pdk_iface_field(const pdk_iface *f, const char *key);

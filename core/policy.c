@@ -449,6 +449,37 @@ int pdk_policy_idle_timeout(pdk_policies *p, pdk_view ctx, double *seconds, pdk_
     return 0;
 }
 
+static void idle_facts(pdk_facts *facts, const pdk_idle_facts *f)
+{
+    facts->count = 0;
+    facts->beside = PDK_NO_VIEW;
+    add_cstr(facts, PDK_FACT_SANDBOX_ID, f->sandbox_id);
+    add_who(facts, f->who);
+    add_cstr(facts, PDK_FACT_STATE, f->state);
+    add_number(facts, PDK_FACT_IDLE_SECONDS, f->idle_seconds);
+    add_view(facts, PDK_FACT_INFO, f->info);
+    add_view(facts, PDK_FACT_REQUIREMENTS, f->requirements);
+}
+
+bool pdk_policy_idle_kept(pdk_policies *p, const pdk_idle_facts *f, double *seconds)
+{
+    unsigned char kept_room[16];
+    PDK_AUTO_PACK kept = PDK_PACK_ON(kept_room);
+    pdk_facts facts;
+    idle_facts(&facts, f);
+    if (!pdk_keep_find(p->keep, PDK_HOOK_IDLE_TIMEOUT, atomic_load(&p->generation), &facts, &kept))
+        return false;
+    memcpy(seconds, kept.data, sizeof *seconds);
+    return true;
+}
+
+void pdk_policy_idle_ctx(const pdk_idle_facts *f, pdk_pack *ctx)
+{
+    pdk_facts facts;
+    idle_facts(&facts, f);
+    pdk_facts_pack(&facts, ctx);
+}
+
 static void read_victim(lua_State *L, pdk_policy_call *c, int first)
 {
     size_t cursor = 0, len = 0, n = 0;

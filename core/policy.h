@@ -80,9 +80,20 @@ typedef struct pdk_reuse_facts {
 int pdk_policy_reuse(pdk_policies *p, const pdk_reuse_facts *f, pdk_verdict *out, pdk_error *err);
 /* ctx.differs of it, for people: nothing is written when there is none. Views may be empty. */
 void pdk_reuse_differences(pdk_view requirements, pdk_view attestation, pdk_view capability, pdk_pack *out);
-/* reuse.idle_timeout(ctx{sandbox_id, identity, info, requirements, state, config, now}): seconds; 0 = never. A policy set
- * without the function: config.idle_timeout. */
+/* reuse.idle_timeout(ctx{sandbox_id, identity, info, requirements, state, idle_seconds, config, now}): seconds; 0 = never. A policy
+ * set without the function: config.idle_timeout. */
 int pdk_policy_idle_timeout(pdk_policies *p, pdk_view ctx, double *seconds, pdk_error *err);
+typedef struct pdk_idle_facts {
+    const char *sandbox_id, *state;
+    const pdk_identity *who; /* NULL = unknown */
+    pdk_view info, requirements;
+    double idle_seconds;
+} pdk_idle_facts;
+/* Whether the answer to these is kept; then that. Asks no script and waits for nothing: the registry
+ * may be locked. */
+bool pdk_policy_idle_kept(pdk_policies *p, const pdk_idle_facts *f, double *seconds);
+/* ctx for them. */
+void pdk_policy_idle_ctx(const pdk_idle_facts *f, pdk_pack *ctx);
 /* reuse.evict(list of {sandbox_id, identity, idle_seconds, info}) oldest first -> one of their ids; id[0] = 0: none. A set
  * without the function: the first. */
 int pdk_policy_evict(pdk_policies *p, pdk_view candidates, char id[64], pdk_error *err);

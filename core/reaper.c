@@ -39,31 +39,44 @@ bool pdk_idle(const pdk_entry *e, pdk_ns now)
            now - stamp_of(e) > pdk_seconds(e->idle_limit);
 }
 
-static int put_idle_ctx(const pdk_entry *e, pdk_ns now, pdk_pack *ctx)
+static pdk_idle_facts idle_facts_of(const pdk_entry *e, const pdk_identity *who, pdk_ns now)
 {
-    pdk_mark m = pdk_begin_map(ctx);
-    pdk_kv_cstr(ctx, &m, "sandbox_id", e->id);
-    pdk_put_identity(ctx, &m, e);
-    pdk_kv_cstr(ctx, &m, "state", pdk_state_name(e->state));
-    pdk_kv_num(ctx, &m, "idle_seconds", pdk_to_seconds(now - stamp_of(e)));
-    pdk_kv_view(ctx, &m, "info", pdk_view_of(&e->info));
-    pdk_kv_view(ctx, &m, "requirements", pdk_view_of(&e->requirements));
-    pdk_end(ctx, &m);
-    return ctx->failed ? -1 : 0;
+    return (pdk_idle_facts){ .sandbox_id = e->id, .state = pdk_state_name(e->state), .who = e->has_identity ? who : NULL,
+                             .info = pdk_view_of(&e->info), .requirements = pdk_view_of(&e->requirements),
+                             .idle_seconds = pdk_to_seconds(now - stamp_of(e)) };
+}
+
+static void set_idle(pdk_runtime *rt, pdk_entry *e, double limit, uint64_t generation) PDK_REQUIRES(rt->pool.registry)
+{
+    if (e->state != PDK_WARM && e->state != PDK_ACTIVE)
+        return;
+    e->idle_limit = limit;
+    e->idle_generation = generation;
+    pdk_pool_set_due(&rt->pool, e, limit > 0 ? pdk_after(stamp_of(e), pdk_seconds(limit)) : PDK_NEVER);
 }
 
 void pdk_ask_idle(pdk_runtime *rt, const char *id, uint64_t incarnation)
 {
-    PDK_AUTO_PACK ctx = PDK_NO_PACK;
-    PDK_AUTO_ERROR err = PDK_NO_ERROR;
+    unsigned char room[1024];
+    PDK_AUTO_PACK ctx = PDK_PACK_ON(room);
     double limit = rt->config.idle_timeout;
     uint64_t generation = pdk_policies_generation(rt->policies);
     {
         PDK_GUARD(rt->pool.registry);
         pdk_entry *e = pdk_pool_find(&rt->pool, id);
-        if (e == NULL || e->incarnation != incarnation || put_idle_ctx(e, pdk_clock_now(rt->clock), &ctx) < 0)
+        if (e == NULL || e->incarnation != incarnation)
             return;
+        pdk_identity who = { e->user, e->thread, e->user_len, e->thread_len };
+        pdk_idle_facts facts = idle_facts_of(e, &who, pdk_clock_now(rt->clock));
+        if (pdk_policy_idle_kept(rt->policies, &facts, &limit)) {
+            set_idle(rt, e, limit, generation);
+            return;
+        }
+        pdk_policy_idle_ctx(&facts, &ctx);
     }
+    if (ctx.failed)
+        return;
+    PDK_AUTO_ERROR err = PDK_NO_ERROR;
     if (pdk_policy_idle_timeout(rt->policies, pdk_view_of(&ctx), &limit, &err) < 0) {
         /* a policy that fails must not make sandboxes immortal, nor kill them: the configured limit holds */
         pdk_emit(rt, PDK_WARN, "idle_timeout_failed", id, NULL, NULL, &err);
@@ -71,11 +84,8 @@ void pdk_ask_idle(pdk_runtime *rt, const char *id, uint64_t incarnation)
     }
     PDK_GUARD(rt->pool.registry);
     pdk_entry *e = pdk_pool_find(&rt->pool, id);
-    if (e == NULL || e->incarnation != incarnation || (e->state != PDK_WARM && e->state != PDK_ACTIVE))
-        return;
-    e->idle_limit = limit;
-    e->idle_generation = generation;
-    pdk_pool_set_due(&rt->pool, e, limit > 0 ? pdk_after(stamp_of(e), pdk_seconds(limit)) : PDK_NEVER);
+    if (e != NULL && e->incarnation == incarnation)
+        set_idle(rt, e, limit, generation);
 }
 
 static bool still_idle(const pdk_entry *e, void *ctx)

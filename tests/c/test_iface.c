@@ -169,7 +169,7 @@ static void check_object(pdk_iface *f)
     pdk_put_int(&args, 21);
     CHECK_INT(pdk_iface_make(f, "connect", &args, &object, NULL, PDK_E_BACKEND_ERROR, &err), 0);
     REQUIRE(object != NULL);
-    CHECK(pdk_iface_has(object, "double"));
+    CHECK(!pdk_iface_has(object, "close"));
     PDK_AUTO_PACK two = PDK_NO_PACK;
     PDK_AUTO_PACK results = PDK_NO_PACK;
     pdk_put_int(&two, 2);
