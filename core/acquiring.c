@@ -22,6 +22,7 @@ static void begin(acq *a, pdk_runtime *rt, const pdk_acquire_spec *spec, pdk_err
     a->rt = rt;
     a->spec = spec;
     a->err = err;
+    a->id_hash = 0;
     a->id[0] = a->holder[0] = '\0';
     a->requirements = PDK_NO_PACK;
     a->box = NULL;
@@ -160,7 +161,8 @@ static int acquire(acq *a, const pdk_limit *waits, pdk_box **out, pdk_error *err
     PDK_AUTO_TURN identity = PDK_NO_TURN, id = PDK_NO_TURN; /* given back in the other order */
     found ok = pdk_acq_bound(a);
     if (ok == NOTHING && !a->anonymous) {
-        PDK_AUTO_PACK key = PDK_NO_PACK;
+        unsigned char room[256];
+        PDK_AUTO_PACK key = PDK_PACK_ON(room);
         if (!key_of(a, &key))
             ok = pdk_acq_no_memory(a);
         else if (pdk_turn_enter(a->rt->serial, key.data, key.len, &identity, waits, a->err) < 0)

@@ -25,7 +25,7 @@ void pdk_pack_reset(pdk_pack *p)
     p->failed = false;
 }
 
-static unsigned char *grow(pdk_pack *p, size_t more)
+static unsigned char *grow_block(pdk_pack *p, size_t more)
 {
     if (p->failed)
         return NULL;
@@ -48,6 +48,15 @@ static unsigned char *grow(pdk_pack *p, size_t more)
         p->data = data;
         p->cap = cap;
     }
+    unsigned char *at = p->data + p->len;
+    p->len += more;
+    return at;
+}
+
+static inline unsigned char *grow(pdk_pack *p, size_t more)
+{
+    if (p->failed || more > p->cap - p->len)
+        return grow_block(p, more);
     unsigned char *at = p->data + p->len;
     p->len += more;
     return at;

@@ -9,6 +9,7 @@
 
 #include <malloc.h>
 #include <math.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -125,6 +126,58 @@ static void active(const char *name)
     }
     report(name, "us", values, ROUNDS, "0.5");
     pdk_box_free(kept);
+    close_runtime(rt);
+}
+
+/* ---- the same on several threads ---- */
+
+enum { THREADS = 4, THREAD_CALLS = 50000 };
+
+typedef struct lane { /* one thread's */
+    pthread_t thread;
+    pthread_barrier_t *start;
+    pdk_runtime *rt;
+    char name[24];
+} lane;
+
+static void *run_lane(void *arg)
+{
+    lane *l = arg;
+    const pdk_request same = { .thread = l->name, .no_holder = true };
+    pthread_barrier_wait(l->start);
+    for (int i = 0; i < THREAD_CALLS; i++)
+        pdk_box_free(acquire_of(l->rt, &same));
+    return NULL;
+}
+
+/* Each its own identity; all of them together, a second. */
+static void active_on_threads(const char *name)
+{
+    pdk_runtime *rt = open_runtime("threads = false, health_ttl = 3600,");
+    pdk_box *kept[THREADS];
+    double values[ROUNDS];
+    for (int t = 0; t < THREADS; t++)
+        kept[t] = acquire(rt, t);
+    for (int round = -1; round < ROUNDS; round++) {
+        lane lanes[THREADS];
+        pthread_barrier_t start;
+        pthread_barrier_init(&start, NULL, THREADS + 1);
+        for (int t = 0; t < THREADS; t++) {
+            lanes[t] = (lane){ .start = &start, .rt = rt };
+            snprintf(lanes[t].name, sizeof lanes[t].name, "t%d", t);
+            pthread_create(&lanes[t].thread, NULL, run_lane, &lanes[t]);
+        }
+        pthread_barrier_wait(&start);
+        pdk_ns from = pdk_now_monotonic();
+        for (int t = 0; t < THREADS; t++)
+            pthread_join(lanes[t].thread, NULL);
+        if (round >= 0)
+            values[round] = THREADS * THREAD_CALLS / seconds_since(from) / 1e6;
+        pthread_barrier_destroy(&start);
+    }
+    report(name, "M/s", values, ROUNDS, "1");
+    for (int t = 0; t < THREADS; t++)
+        pdk_box_free(kept[t]);
     close_runtime(rt);
 }
 
@@ -318,6 +371,7 @@ static const struct {
     void (*fn)(const char *name);
 } MEASUREMENTS[] = {
     { "acquire of an active identity, without a holder", active },
+    { "acquires of active identities, 4 threads in sum", active_on_threads },
     { "acquire + release, a warm hit", warm_alone },
     { "acquire + release, a warm hit, 10,000 others active", warm_among },
     { "reaper pass over 100,000 warm sandboxes, none due", crowd },
