@@ -12,6 +12,12 @@
 #include <stdio.h>
 #include <string.h>
 
+/* What is tracked under the acquire's id, or NULL. */
+static pdk_entry *tracked(const acq *a) PDK_REQUIRES(a->rt->pool.registry)
+{
+    return pdk_pool_find_hashed(&a->rt->pool, a->id, a->id_hash);
+}
+
 /* ---- handing out ---- */
 
 /* A live binding of a holder to another identity's sandbox: it does not move (L12). Also looked at when the sandbox is at hand: the
@@ -90,7 +96,7 @@ static int publish(acq *a, int64_t floor, int64_t *token, uint64_t *epoch, bool 
     }
     int rc = pdk_lease_take(rt->lease, a->id, floor, token, a->err);
     PDK_GUARD(rt->pool.registry);
-    pdk_entry *e = pdk_pool_find(&rt->pool, a->id); /* the intent kept it */
+    pdk_entry *e = tracked(a); /* the intent kept it */
     if (rc == 1) {
         *epoch = ++e->epoch;
         e->lease = PDK_LEASE_OWN;
@@ -113,7 +119,7 @@ static void withdraw(acq *a, bool release_lease)
             pdk_emit(rt, PDK_WARN, "lease_release_failed", a->id, NULL, "acquire failed", &err);
     }
     PDK_GUARD(rt->pool.registry);
-    pdk_entry *e = pdk_pool_find(&rt->pool, a->id);
+    pdk_entry *e = tracked(a);
     if (e == NULL)
         return;
     if (release_lease) {
@@ -148,7 +154,7 @@ static found install(acq *a, const candidate *c, pdk_client **client, int64_t to
 {
     pdk_runtime *rt = a->rt;
     PDK_GUARD(rt->pool.registry);
-    pdk_entry *e = pdk_pool_find(&rt->pool, a->id);
+    pdk_entry *e = tracked(a);
     found ok = admissible(a, e, c, epoch);
     if (ok != FOUND)
         return ok;
@@ -156,8 +162,7 @@ static found install(acq *a, const candidate *c, pdk_client **client, int64_t to
         return pdk_acq_no_memory(a);
     if (c->incarnation == 0 && !pdk_entry_set_info(&rt->pool, e, pdk_view_of(&c->info), true))
         return pdk_acq_no_memory(a);
-    if (!pdk_view_equal(pdk_view_of(&e->requirements), pdk_view_of(&a->requirements)) &&
-        !pdk_pack_copy(&e->requirements, pdk_view_of(&a->requirements)))
+    if (!pdk_entry_set_requirements(&rt->pool, e, pdk_view_of(&a->requirements)))
         return pdk_acq_no_memory(a);
     e->guest_token = token;
     if ((ok = make_box(rt, a, e, c->source)) != FOUND)
@@ -180,7 +185,7 @@ static found not_fenced(acq *a, const candidate *c)
 {
     pdk_runtime *rt = a->rt;
     PDK_GUARD(rt->pool.registry);
-    pdk_entry *e = pdk_pool_find(&rt->pool, a->id);
+    pdk_entry *e = tracked(a);
     if (e != NULL && c->incarnation != 0 && e->incarnation == c->incarnation && a->err->kind == PDK_E_LOST &&
         strcmp(a->err->reason, "doomed") == 0)
         pdk_entry_doomed(&rt->pool, e, pdk_clock_now(rt->clock));
@@ -233,7 +238,7 @@ static found enlist(acq *a, candidate *c, int64_t *fenced_with)
         return FAILED;
     if (rc == 0) { /* dropped here without being stopped: its end is the peer's work */
         PDK_GUARD(rt->pool.registry);
-        pdk_entry *e = pdk_pool_find(&rt->pool, a->id);
+        pdk_entry *e = tracked(a);
         if (e != NULL && c->incarnation != 0 && e->incarnation == c->incarnation && e->state == PDK_WARM) {
             pdk_entry_move(&rt->pool, e, PDK_ABSENT);
             pdk_entry_sweep(&rt->pool, e);
@@ -270,7 +275,7 @@ static found republish(acq *a, const candidate *c)
     bool gone = rc == 0;
     {
         PDK_GUARD(rt->pool.registry);
-        pdk_entry *e = pdk_pool_find(&rt->pool, a->id);
+        pdk_entry *e = tracked(a);
         if (e == NULL || e->incarnation != c->incarnation)
             client = NULL;
         else if (gone) {
@@ -296,7 +301,7 @@ static found republish(acq *a, const candidate *c)
     }
     pdk_client_unref(client);
     PDK_GUARD(rt->pool.registry);
-    pdk_entry *e = pdk_pool_find(&rt->pool, a->id);
+    pdk_entry *e = tracked(a);
     e->intents--;
     if (ok != FOUND)
         e->lease_until = 0; /* the next acquire must not take it for good: nobody has read the journal, or fenced the guest */
@@ -332,7 +337,7 @@ static found after_failure(acq *a, const candidate *c)
         return FAILED;
     {
         PDK_GUARD(rt->pool.registry);
-        pdk_entry *e = pdk_pool_find(&rt->pool, a->id);
+        pdk_entry *e = tracked(a);
         if (e == NULL || e->incarnation != c->incarnation || e->reserved != 0 || e->holder_count > 0)
             return FAILED;
         e->health_ok_at = 0;
@@ -377,7 +382,7 @@ static found reuse_active(acq *a)
     if (ok != FOUND)
         return ok;
     PDK_GUARD(rt->pool.registry);
-    pdk_entry *e = pdk_pool_find(&rt->pool, a->id);
+    pdk_entry *e = tracked(a);
     if (e == NULL || e->state != PDK_ACTIVE || e->incarnation != c.incarnation || e->reserved != 0 || e->retry ||
         pdk_entry_dirty(e) || e->lease_until == 0) /* also when its lease was given back meanwhile: taken anew in the id's turn */
         return NOTHING;
@@ -395,7 +400,7 @@ static found reclaim_warm(acq *a)
         return NOTHING;
     {
         PDK_GUARD(rt->pool.registry);
-        pdk_entry *e = pdk_pool_find(&rt->pool, a->id);
+        pdk_entry *e = tracked(a);
         if (e == NULL || e->state == PDK_ABSENT)
             return NOTHING;
         if (e->has_identity && !pdk_entry_is(e, &a->who))
@@ -429,7 +434,7 @@ static found retry_kept(acq *a)
     bool reserved;
     {
         PDK_GUARD(rt->pool.registry);
-        pdk_entry *e = pdk_pool_find(&rt->pool, a->id);
+        pdk_entry *e = tracked(a);
         if (e == NULL)
             return NOTHING;
         if (e->has_identity && !a->anonymous && !pdk_entry_is(e, &a->who))
@@ -687,7 +692,7 @@ found pdk_acq_bound(acq *a)
     return hand_out_active(rt, a, e);
 }
 
-static int identify(acq *a)
+static int ask_identity(acq *a)
 {
     pdk_runtime *rt = a->rt;
     if (pdk_policy_resolve(rt->policies, &a->who, a->spec->requirements, pdk_view_of(&rt->policy_base), &a->requirements, a->err) < 0)
@@ -699,6 +704,13 @@ static int identify(acq *a)
     for (size_t i = 0; i < sizeof raw; i++)
         snprintf(a->id + 2 * i, 3, "%02x", raw[i]);
     return 0;
+}
+
+static int identify(acq *a)
+{
+    int rc = ask_identity(a);
+    a->id_hash = rc == 0 ? pdk_hash(a->id, strlen(a->id)) : 0;
+    return rc;
 }
 
 static void remember_making(acq *a)
@@ -727,7 +739,7 @@ found pdk_acq_look(acq *a)
         return FAILED;
     {
         PDK_GUARD(a->rt->pool.registry);
-        const pdk_entry *e = pdk_pool_find(&a->rt->pool, a->id);
+        const pdk_entry *e = tracked(a);
         if (e != NULL && e->reserved_until != 0)
             pdk_entry_lapse(&a->rt->pool, a->id, pdk_lease_now(a->rt));
     }

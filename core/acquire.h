@@ -17,6 +17,7 @@ typedef struct acq { /* one acquire; on its caller's stack, or in a pdk_acquirin
     pdk_identity who;
     bool anonymous;            /* no thread: nothing can find it again */
     char id[64];
+    uint64_t id_hash;          /* of it; but while a predecessor under another id is torn down */
     char holder[200];          /* "" = none */
     pdk_pack requirements;
     pdk_box *box;              /* the result */

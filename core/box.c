@@ -33,7 +33,7 @@ pdk_box *pdk_box_new(pdk_runtime *rt, const pdk_entry *e, const char *holder, co
     *b = (pdk_box){ .rt = rt, .source = source, .token = e->token, .incarnation = e->incarnation,
                     .park_on_release = park_on_release, .user_len = e->user_len, .thread_len = e->thread_len };
     atomic_init(&b->refs, 1);
-    memcpy(b->id, e->id, sizeof b->id);
+    pdk_entry_id(e, b->id);
     char *at = b->text;
     if (e->generation != NULL)
         b->generation = keep(&at, e->generation, generation_len);
@@ -41,7 +41,7 @@ pdk_box *pdk_box_new(pdk_runtime *rt, const pdk_entry *e, const char *holder, co
         b->holder = keep(&at, holder, holder_len);
     if (e->has_identity) {
         b->user = keep(&at, e->user, e->user_len);
-        b->thread = keep(&at, e->thread, e->thread_len);
+        b->thread = keep(&at, pdk_entry_who(e).thread, e->thread_len);
     }
     return b;
 }

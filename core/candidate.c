@@ -234,5 +234,5 @@ bool pdk_acq_snapshot(pdk_runtime *rt, const pdk_entry *e, candidate *c) PDK_REQ
     c->retry = e->retry;
     c->checked = rt->config.health_ttl > 0 && e->health_ok_at > 0 &&
                  now - e->health_ok_at <= pdk_seconds(rt->config.health_ttl);
-    return pdk_pack_copy(&c->info, pdk_view_of(&e->info));
+    return pdk_pack_copy(&c->info, e->info);
 }

@@ -36,7 +36,7 @@ static size_t warm_guests(pdk_runtime *rt, contact **out)
             if (e->reserved != 0 || e->retry || e->token == 0)
                 continue;
             contact *c = &(*out)[n++];
-            memcpy(c->id, e->id, sizeof c->id);
+            pdk_entry_id(e, c->id);
             c->incarnation = e->incarnation;
             c->silent = e->silent && e->contacted_at >= e->parked_at;
             c->when = e->contacted_at > e->parked_at ? e->contacted_at : e->parked_at; /* until then somebody used it */
@@ -54,7 +54,7 @@ static bool still_parked(pdk_runtime *rt, const contact *c, pdk_pack *info)
     PDK_GUARD(rt->pool.registry);
     pdk_entry *e = pdk_pool_find(&rt->pool, c->id);
     return e != NULL && e->incarnation == c->incarnation && e->state == PDK_WARM && e->reserved == 0 &&
-           pdk_pack_copy(info, pdk_view_of(&e->info));
+           pdk_pack_copy(info, e->info);
 }
 
 static void speak_to(pdk_runtime *rt, const contact *c)

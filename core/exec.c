@@ -212,6 +212,12 @@ static int kept_session(run *r, const char *name, const char *session)
     return rc;
 }
 
+static void drop_stand_in(pdk_entry *e, pdk_plane plane)
+{
+    free(e->plane[plane].session);
+    e->plane[plane].session = NULL;
+}
+
 /* A session that may still run something of unknown outcome is not used again by its scope. */
 static void forget_session(run *r)
 {
@@ -227,8 +233,9 @@ static void forget_session(run *r)
             free(gone);
             break;
         }
-    if (strcmp(e->plane[r->plane].session, r->session) == 0)
-        e->plane[r->plane].session[0] = '\0';
+    const char *standing = e->plane[r->plane].session;
+    if (standing != NULL && strcmp(standing, r->session) == 0)
+        drop_stand_in(e, r->plane);
 }
 
 /* Stands in for the default shell once that is fenced (J6). */
@@ -240,9 +247,11 @@ static int stand_in(run *r)
         pdk_entry *e = pdk_box_entry(rt, r->box);
         if (e == NULL || !e->plane[r->plane].default_fenced)
             return 0;
-        memcpy(r->session, e->plane[r->plane].session, sizeof r->session);
-        if (r->session[0] != '\0')
+        const char *standing = e->plane[r->plane].session;
+        if (standing != NULL) {
+            snprintf(r->session, sizeof r->session, "%s", standing);
             return 0;
+        }
     }
     random_name(r->session, sizeof r->session, "main");
     int rc = open_session(r);
@@ -250,8 +259,10 @@ static int stand_in(run *r)
         return rc;
     PDK_GUARD(rt->pool.registry);
     pdk_entry *e = pdk_box_entry(rt, r->box);
-    if (e != NULL)
-        memcpy(e->plane[r->plane].session, r->session, sizeof r->session);
+    if (e != NULL) {
+        drop_stand_in(e, r->plane);
+        e->plane[r->plane].session = strdup(r->session); /* without memory for its name the next command opens another one */
+    }
     return 0;
 }
 
@@ -378,7 +389,7 @@ static void tell_gone(run *r, pdk_error *err)
     {
         PDK_GUARD(rt->pool.registry);
         pdk_entry *e = pdk_box_entry(rt, r->box);
-        if (e != NULL && !pdk_pack_copy(&info, pdk_view_of(&e->info)))
+        if (e != NULL && !pdk_pack_copy(&info, e->info))
             return;
     }
     if (info.len == 0 || pdk_engine_inspect(rt, r->box->id, pdk_view_of(&info), &now, &ignored) == 0)
@@ -597,7 +608,7 @@ void pdk_box_exec_given_up(pdk_box *box, const pdk_exec_spec *spec, pdk_result *
         drop_scope(e, key);
     } else if (plane_of(spec) == PDK_PLANE_SHELL) { /* the other plane's sessions are each command's own */
         e->plane[PDK_PLANE_SHELL].default_fenced = true;
-        e->plane[PDK_PLANE_SHELL].session[0] = '\0';
+        drop_stand_in(e, PDK_PLANE_SHELL);
     }
 }
 

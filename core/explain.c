@@ -199,7 +199,7 @@ static int find_tracked(explaining *x, suspect *s)
     s->facts.holders = e->holder_count;
     s->facts.idle_seconds = pdk_to_seconds(pdk_clock_now(rt->clock) - since);
     snprintf(s->id, sizeof s->id, "%s", e->id);
-    return pdk_pack_copy(&s->info, pdk_view_of(&e->info)) ? 1 : -1;
+    return pdk_pack_copy(&s->info, e->info) ? 1 : -1;
 }
 
 /* The sandbox that the question describes. */

@@ -94,7 +94,7 @@ static int reserve(victim *v, pdk_error *err)
         pdk_entry_sweep(&rt->pool, e);
         return 0;
     }
-    if (!pdk_pack_copy(&v->info, given ? td->info : pdk_view_of(&e->info))) {
+    if (!pdk_pack_copy(&v->info, given ? td->info : e->info)) {
         pdk_entry_sweep(&rt->pool, e);
         return pdk_fail(err, PDK_E_NO_MEMORY, 0, "no memory to tear %s down", td->id);
     }

@@ -19,7 +19,7 @@ void pdk_put_who(pdk_pack *p, pdk_mark *m, const pdk_identity *who)
 
 void pdk_put_identity(pdk_pack *p, pdk_mark *m, const pdk_entry *e)
 {
-    pdk_identity who = { e->user, e->thread, e->user_len, e->thread_len };
+    pdk_identity who = pdk_entry_who(e);
     pdk_put_who(p, m, e->has_identity ? &who : NULL);
 }
 
@@ -106,7 +106,7 @@ int pdk_runtime_release(pdk_runtime *rt, const char *holder, pdk_error *err)
         if (h == NULL)
             return 0;
         pdk_entry *e = h->entry;
-        memcpy(id, e->id, sizeof id);
+        pdk_entry_id(e, id);
         incarnation = e->incarnation;
         pdk_pool_unbind(&rt->pool, h);
         e->last_used = pdk_clock_now(rt->clock);
@@ -161,7 +161,7 @@ int pdk_runtime_binding(pdk_runtime *rt, const char *holder, char id[64], pdk_er
     pdk_holder *h = pdk_pool_holder(&rt->pool, holder);
     if (h == NULL)
         return 0;
-    memcpy(id, h->entry->id, 64);
+    pdk_entry_id(h->entry, id);
     return 1;
 }
 

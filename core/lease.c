@@ -84,10 +84,10 @@ int pdk_lease_mint(int64_t *last, int64_t floor, int64_t *token, pdk_error *err)
 
 typedef struct record { /* lock; one per id that has a lease */
     pdk_node node;
-    bool del;
     int64_t token;
     pdk_ns until;
-    char id[64];
+    bool del;
+    char id[];
 } record;
 
 typedef struct memory {
@@ -137,9 +137,11 @@ static int set(memory *m, const char *id, int64_t floor, bool del, int64_t *toke
     if ((r == NULL || r->token <= floor) && pdk_lease_mint(&m->last_token, floor, &fresh, err) < 0)
         return -1;
     if (r == NULL) {
-        r = calloc(1, sizeof *r);
-        if (r == NULL || (snprintf(r->id, sizeof r->id, "%s", id),
-                          !pdk_map_insert(&m->records, &r->node, pdk_hash(id, strlen(id))))) {
+        size_t len = strlen(id);
+        r = calloc(1, sizeof *r + len + 1);
+        if (r != NULL)
+            memcpy(r->id, id, len);
+        if (r == NULL || !pdk_map_insert(&m->records, &r->node, pdk_hash(id, len))) {
             free(r);
             return pdk_fail(err, PDK_E_OWNERSHIP_UNAVAILABLE, 0, "no memory for the lease of %s", id);
         }

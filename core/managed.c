@@ -32,7 +32,7 @@ static int put_info(pdk_runtime *rt, const char *id, const pdk_identity *who, pd
         pdk_error_set_id(err, id);
         return -1;
     }
-    pdk_put_view(args, pdk_view_of(&e->info));
+    pdk_put_view(args, e->info);
     return 0;
 }
 

@@ -39,6 +39,54 @@ void pdk_pool_init(pdk_pool *p)
     p->next_incarnation = p->next_op = 1;
 }
 
+/* ---- packs that many entries have ---- */
+
+static void requirements_drop(pdk_pool *p, pdk_entry *e)
+{
+    pdk_shared *shared = e->requirements;
+    e->requirements = NULL;
+    if (shared == NULL || --shared->refs > 0)
+        return;
+    pdk_map_remove(&p->shared, &shared->node);
+    free(shared);
+}
+
+pdk_view pdk_entry_requirements(const pdk_entry *e)
+{
+    return e->requirements == NULL ? PDK_NO_VIEW : (pdk_view){ e->requirements->bytes, e->requirements->len };
+}
+
+bool pdk_entry_set_requirements(pdk_pool *p, pdk_entry *e, pdk_view v)
+{
+    if (pdk_view_equal(pdk_entry_requirements(e), v))
+        return true;
+    uint64_t hash = pdk_hash(v.p, v.len);
+    pdk_node *n = pdk_map_chain(&p->shared, hash);
+    while (n != NULL && !(n->hash == hash && PDK_OF(n, pdk_shared, node)->len == v.len &&
+                          memcmp(PDK_OF(n, pdk_shared, node)->bytes, v.p, v.len) == 0))
+        n = n->next;
+    pdk_shared *shared = n != NULL ? PDK_OF(n, pdk_shared, node) : NULL;
+    if (shared == NULL && v.len > 0) {
+        shared = malloc(sizeof *shared + v.len);
+        if (shared == NULL)
+            return false;
+        shared->refs = 0;
+        shared->len = v.len;
+        memcpy(shared->bytes, v.p, v.len);
+        if (!pdk_map_insert(&p->shared, &shared->node, hash)) {
+            free(shared);
+            return false;
+        }
+    }
+    if (shared != NULL)
+        shared->refs++;
+    requirements_drop(p, e);
+    e->requirements = shared;
+    return true;
+}
+
+/* ---- birth and death ---- */
+
 static void scopes_free(pdk_entry *e)
 {
     for (pdk_scope *s = e->scopes, *next; s != NULL; s = next) {
@@ -48,14 +96,28 @@ static void scopes_free(pdk_entry *e)
     e->scopes = NULL;
 }
 
-static void entry_free(pdk_entry *e)
+/* What is known of a generation, but for its metadata: not true of the next one. */
+static void planes_clear(pdk_entry *e)
+{
+    for (int i = 0; i < PDK_PLANES; i++)
+        free(e->plane[i].session);
+    memset(e->plane, 0, sizeof e->plane);
+    scopes_free(e);
+}
+
+static void info_free(pdk_entry *e)
+{
+    free((void *)(uintptr_t)e->info.p);
+    e->info = PDK_NO_VIEW;
+    e->generation = NULL;
+}
+
+static void entry_free(pdk_pool *p, pdk_entry *e)
 {
     free(e->user);
-    free(e->thread);
-    free(e->generation);
-    pdk_pack_free(&e->info);
-    pdk_pack_free(&e->requirements);
-    scopes_free(e);
+    info_free(e);
+    requirements_drop(p, e);
+    planes_clear(e);
     free(e);
 }
 
@@ -69,11 +131,12 @@ void pdk_pool_free(pdk_pool *p)
         next = pdk_map_each(&p->ids, n);
         pdk_entry *e = PDK_OF(n, pdk_entry, by_id);
         pdk_client_unref(e->client);
-        entry_free(e);
+        entry_free(p, e);
     }
     pdk_map_free(&p->holders);
     pdk_map_free(&p->ids);
     pdk_map_free(&p->identities);
+    pdk_map_free(&p->shared);
     free(p->heap);
     pdk_cond_destroy(&p->changed);
     pdk_mutex_destroy(&p->registry);
@@ -81,7 +144,11 @@ void pdk_pool_free(pdk_pool *p)
 
 pdk_entry *pdk_pool_find(pdk_pool *p, const char *id)
 {
-    uint64_t hash = pdk_hash(id, strlen(id));
+    return pdk_pool_find_hashed(p, id, pdk_hash(id, strlen(id)));
+}
+
+pdk_entry *pdk_pool_find_hashed(pdk_pool *p, const char *id, uint64_t hash)
+{
     for (pdk_node *n = pdk_map_chain(&p->ids, hash); n != NULL; n = n->next) {
         pdk_entry *e = PDK_OF(n, pdk_entry, by_id);
         if (n->hash == hash && strcmp(e->id, id) == 0)
@@ -95,10 +162,11 @@ pdk_entry *pdk_pool_entry(pdk_pool *p, const char *id)
     pdk_entry *e = pdk_pool_find(p, id);
     if (e != NULL)
         return e;
-    e = calloc(1, sizeof *e);
+    size_t len = strnlen(id, 63);
+    e = calloc(1, sizeof *e + len + 1);
     if (e == NULL)
         return NULL;
-    strncpy(e->id, id, sizeof e->id - 1);
+    memcpy(e->id, id, len);
     e->due = PDK_NEVER;
     e->idle_limit = -1;
     if (!pdk_map_insert(&p->ids, &e->by_id, pdk_hash(e->id, strlen(e->id)))) {
@@ -107,6 +175,12 @@ pdk_entry *pdk_pool_entry(pdk_pool *p, const char *id)
     }
     p->count[PDK_ABSENT]++;
     return e;
+}
+
+void pdk_entry_id(const pdk_entry *e, char id[64])
+{
+    size_t len = strlen(e->id);
+    memcpy(id, e->id, len + 1);
 }
 
 /* ---- identities ---- */
@@ -119,7 +193,7 @@ static uint64_t identity_hash(const char *user, size_t user_len, const char *thr
 bool pdk_entry_is(const pdk_entry *e, const pdk_identity *who)
 {
     return e->has_identity && e->user_len == who->user_len && e->thread_len == who->thread_len &&
-           memcmp(e->user, who->user, who->user_len) == 0 && memcmp(e->thread, who->thread, who->thread_len) == 0;
+           memcmp(e->user, who->user, who->user_len) == 0 && memcmp(e->user + e->user_len + 1, who->thread, who->thread_len) == 0;
 }
 
 pdk_entry *pdk_pool_by_identity(pdk_pool *p, const pdk_identity *who)
@@ -133,31 +207,21 @@ pdk_entry *pdk_pool_by_identity(pdk_pool *p, const pdk_identity *who)
     return NULL;
 }
 
-static char *copy_bytes(const char *s, size_t len)
-{
-    char *c = malloc(len + 1);
-    if (c != NULL) {
-        if (len > 0)
-            memcpy(c, s, len);
-        c[len] = '\0';
-    }
-    return c;
-}
-
 bool pdk_entry_set_identity(pdk_entry *e, const pdk_identity *who)
 {
     if (e->has_identity)
         return pdk_entry_is(e, who);
-    char *user = copy_bytes(who->user, who->user_len), *thread = copy_bytes(who->thread, who->thread_len);
-    if (user == NULL || thread == NULL) {
-        free(user);
-        free(thread);
+    assert(who->user_len <= UINT16_MAX && who->thread_len <= UINT16_MAX); /* both are limited where they come in */
+    char *user = calloc(1, who->user_len + who->thread_len + 2), *thread = user == NULL ? NULL : user + who->user_len + 1;
+    if (user == NULL)
         return false;
-    }
+    if (who->user_len > 0)
+        memcpy(user, who->user, who->user_len);
+    if (who->thread_len > 0)
+        memcpy(thread, who->thread, who->thread_len);
     e->user = user;
-    e->thread = thread;
-    e->user_len = who->user_len;
-    e->thread_len = who->thread_len;
+    e->user_len = (uint16_t)who->user_len;
+    e->thread_len = (uint16_t)who->thread_len;
     e->has_identity = true;
     return true;
 }
@@ -167,27 +231,20 @@ bool pdk_entry_set_identity(pdk_entry *e, const pdk_identity *who)
 bool pdk_entry_set_info(pdk_pool *p, pdk_entry *e, pdk_view info, bool new_incarnation)
 {
     pdk_pack copy = PDK_NO_PACK;
-    pdk_view gen = pdk_view_get(info, "generation");
-    char *generation = NULL;
     if (!pdk_pack_copy(&copy, info))
         return false;
-    if (!pdk_view_is_nil(gen) && (generation = pdk_view_dup(gen)) == NULL) {
-        pdk_pack_free(&copy);
-        return false;
-    }
+    const char *generation = pdk_view_str(pdk_view_get(pdk_view_of(&copy), "generation"), NULL);
     bool same = e->generation != NULL && generation != NULL && strcmp(e->generation, generation) == 0;
-    if (!same) { /* what is known of a generation is not true of the next one */
-        memset(e->plane, 0, sizeof e->plane);
-        scopes_free(e);
+    if (!same) {
+        planes_clear(e);
         pdk_entry_set_retry(p, e, false);
         e->journaled = e->doomed = false;
         e->created_at = 0;
     }
     if (!same || new_incarnation)
         e->incarnation = p->next_incarnation++;
-    pdk_pack_free(&e->info);
-    free(e->generation);
-    e->info = copy;
+    info_free(e);
+    e->info = (pdk_view){ copy.data, copy.len };
     e->generation = generation;
     return true;
 }
@@ -205,7 +262,7 @@ bool pdk_entry_dirty(const pdk_entry *e)
 static void heap_put(pdk_pool *p, size_t at, pdk_entry *e)
 {
     p->heap[at] = e;
-    e->heap_at = at;
+    e->heap_at = (uint32_t)at;
 }
 
 static void heap_up(pdk_pool *p, size_t at)
@@ -234,11 +291,18 @@ static void heap_remove(pdk_pool *p, pdk_entry *e)
     size_t at = e->heap_at;
     pdk_entry *last = p->heap[p->heap_len--];
     e->heap_at = 0;
-    if (last == e)
-        return;
-    heap_put(p, at, last);
-    heap_up(p, at);
-    heap_down(p, last->heap_at);
+    if (last != e) {
+        heap_put(p, at, last);
+        heap_up(p, at);
+        heap_down(p, last->heap_at);
+    }
+    if (p->heap_cap > 1024 && p->heap_len < p->heap_cap / 8) { /* a burst must not keep its memory for ever */
+        pdk_entry **heap = realloc(p->heap, p->heap_cap / 4 * sizeof *heap);
+        if (heap != NULL) {
+            p->heap = heap;
+            p->heap_cap /= 4;
+        }
+    }
 }
 
 void pdk_pool_set_due(pdk_pool *p, pdk_entry *e, pdk_ns due)
@@ -250,6 +314,7 @@ void pdk_pool_set_due(pdk_pool *p, pdk_entry *e, pdk_ns due)
         return;
     }
     if (e->heap_at == 0) {
+        assert(p->heap_len < UINT32_MAX);
         if (p->heap_len + 1 >= p->heap_cap) {
             size_t cap = p->heap_cap == 0 ? 64 : p->heap_cap * 2;
             pdk_entry **heap = realloc(p->heap, cap * sizeof(*heap));
@@ -293,7 +358,7 @@ static void set_mapped(pdk_pool *p, pdk_entry *e, bool mapped)
     if (!mapped)
         pdk_map_remove(&p->identities, &e->by_identity);
     else if (!pdk_map_insert(&p->identities, &e->by_identity,
-                             identity_hash(e->user, e->user_len, e->thread, e->thread_len)))
+                             identity_hash(e->user, e->user_len, pdk_entry_who(e).thread, e->thread_len)))
         return; /* it will be found by its id instead */
     e->mapped = mapped;
 }
@@ -313,6 +378,7 @@ void pdk_entry_move(pdk_pool *p, pdk_entry *e, pdk_state to)
     assert(to != PDK_WARM || e->holder_count == 0);
     if (e->state == PDK_WARM)
         lru_remove(p, e);
+    set_mapped(p, e, e->mapped && to == PDK_ACTIVE); /* before it is on the LRU, whose links lie where the mapping's do */
     p->count[e->state]--;
     p->retries[e->state] -= e->retry;
     e->state = to;
@@ -324,14 +390,11 @@ void pdk_entry_move(pdk_pool *p, pdk_entry *e, pdk_state to)
     if (to == PDK_ABSENT) {
         pdk_pool_set_due(p, e, PDK_NEVER);
         pdk_pool_drop_holders(p, e);
-        scopes_free(e);
-        memset(e->plane, 0, sizeof e->plane);
-        pdk_pack_free(&e->info);
-        pdk_pack_free(&e->requirements);
-        free(e->generation);
+        planes_clear(e);
+        info_free(e);
+        requirements_drop(p, e);
         free(e->user);
-        free(e->thread);
-        e->generation = e->user = e->thread = NULL;
+        e->generation = e->user = NULL;
         e->user_len = e->thread_len = 0;
         pdk_entry_set_retry(p, e, false);
         e->has_identity = e->journaled = e->doomed = e->park_asked = e->keep_del = false;
@@ -351,7 +414,7 @@ void pdk_entry_sweep(pdk_pool *p, pdk_entry *e)
     assert(e->client == NULL && e->holders == NULL && e->heap_at == 0 && !e->mapped);
     pdk_map_remove(&p->ids, &e->by_id);
     p->count[PDK_ABSENT]--;
-    entry_free(e);
+    entry_free(p, e);
 }
 
 void pdk_entry_doomed(pdk_pool *p, pdk_entry *e, pdk_ns now)

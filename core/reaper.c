@@ -42,16 +42,15 @@ bool pdk_idle(const pdk_entry *e, pdk_ns now)
 static pdk_idle_facts idle_facts_of(const pdk_entry *e, const pdk_identity *who, pdk_ns now)
 {
     return (pdk_idle_facts){ .sandbox_id = e->id, .state = pdk_state_name(e->state), .who = e->has_identity ? who : NULL,
-                             .info = pdk_view_of(&e->info), .requirements = pdk_view_of(&e->requirements),
+                             .info = e->info, .requirements = pdk_entry_requirements(e),
                              .idle_seconds = pdk_to_seconds(now - stamp_of(e)) };
 }
 
-static void set_idle(pdk_runtime *rt, pdk_entry *e, double limit, uint64_t generation) PDK_REQUIRES(rt->pool.registry)
+static void set_idle(pdk_runtime *rt, pdk_entry *e, double limit) PDK_REQUIRES(rt->pool.registry)
 {
     if (e->state != PDK_WARM && e->state != PDK_ACTIVE)
         return;
     e->idle_limit = limit;
-    e->idle_generation = generation;
     pdk_pool_set_due(&rt->pool, e, limit > 0 ? pdk_after(stamp_of(e), pdk_seconds(limit)) : PDK_NEVER);
 }
 
@@ -60,16 +59,15 @@ void pdk_ask_idle(pdk_runtime *rt, const char *id, uint64_t incarnation)
     unsigned char room[1024];
     PDK_AUTO_PACK ctx = PDK_PACK_ON(room);
     double limit = rt->config.idle_timeout;
-    uint64_t generation = pdk_policies_generation(rt->policies);
     {
         PDK_GUARD(rt->pool.registry);
         pdk_entry *e = pdk_pool_find(&rt->pool, id);
         if (e == NULL || e->incarnation != incarnation)
             return;
-        pdk_identity who = { e->user, e->thread, e->user_len, e->thread_len };
+        pdk_identity who = pdk_entry_who(e);
         pdk_idle_facts facts = idle_facts_of(e, &who, pdk_clock_now(rt->clock));
         if (pdk_policy_idle_kept(rt->policies, &facts, &limit)) {
-            set_idle(rt, e, limit, generation);
+            set_idle(rt, e, limit);
             return;
         }
         pdk_policy_idle_ctx(&facts, &ctx);
@@ -85,7 +83,7 @@ void pdk_ask_idle(pdk_runtime *rt, const char *id, uint64_t incarnation)
     PDK_GUARD(rt->pool.registry);
     pdk_entry *e = pdk_pool_find(&rt->pool, id);
     if (e != NULL && e->incarnation == incarnation)
-        set_idle(rt, e, limit, generation);
+        set_idle(rt, e, limit);
 }
 
 static bool still_idle(const pdk_entry *e, void *ctx)
@@ -112,7 +110,7 @@ static size_t take_due(pdk_runtime *rt, pdk_ns now, ref *out)
         if (e->reserved != 0 || e->holder_count > 0 || e->busy > 0)
             continue;
         ref *r = &out[n++];
-        memcpy(r->id, e->id, sizeof r->id);
+        pdk_entry_id(e, r->id);
         r->incarnation = e->incarnation;
         r->state = e->state;
         r->stamp = stamp_of(e);
@@ -229,7 +227,7 @@ static size_t candidates(pdk_runtime *rt, const char tried[][64], size_t tries, 
             skip = strcmp(tried[i], e->id) == 0;
         if (skip)
             continue;
-        memcpy(out[n].id, e->id, sizeof out[n].id);
+        pdk_entry_id(e, out[n].id);
         out[n].incarnation = e->incarnation;
         out[n].state = PDK_WARM;
         out[n++].stamp = e->parked_at;
@@ -237,7 +235,7 @@ static size_t candidates(pdk_runtime *rt, const char tried[][64], size_t tries, 
         pdk_kv_cstr(list, &m, "sandbox_id", e->id);
         pdk_put_identity(list, &m, e);
         pdk_kv_num(list, &m, "idle_seconds", pdk_to_seconds(now - e->parked_at));
-        pdk_kv_view(list, &m, "info", pdk_view_of(&e->info));
+        pdk_kv_view(list, &m, "info", e->info);
         pdk_end(list, &m);
         l.count++;
     }
@@ -350,7 +348,7 @@ static size_t all_leased(pdk_runtime *rt, leased **out)
         if (!del && !waits && ((e->state != PDK_ACTIVE && e->state != PDK_WARM) || e->token == 0))
             continue;
         leased *l = &(*out)[n++];
-        memcpy(l->at.id, e->id, sizeof l->at.id);
+        pdk_entry_id(e, l->at.id);
         l->at.incarnation = e->incarnation;
         l->at.state = e->state;
         l->del = del;
@@ -393,7 +391,7 @@ bool pdk_forget_lost(pdk_runtime *rt, const char *id)
         pdk_entry *e = pdk_pool_find(&rt->pool, id);
         if (e == NULL || (e->state != PDK_ACTIVE && e->state != PDK_WARM))
             return false;
-        memcpy(l.at.id, e->id, sizeof l.at.id);
+        pdk_entry_id(e, l.at.id);
         l.at.incarnation = e->incarnation;
         l.epoch = e->epoch;
     }
@@ -461,7 +459,7 @@ static int token_unseen(pdk_runtime *rt, const leased *l, pdk_error *err)
     {
         PDK_GUARD(rt->pool.registry);
         pdk_entry *e = pdk_pool_find(&rt->pool, l->at.id);
-        if (e == NULL || e->incarnation != l->at.incarnation || !pdk_pack_copy(&info, pdk_view_of(&e->info)))
+        if (e == NULL || e->incarnation != l->at.incarnation || !pdk_pack_copy(&info, e->info))
             return 0;
     }
     int there = pdk_engine_inspect(rt, l->at.id, pdk_view_of(&info), &now, err);

@@ -391,7 +391,7 @@ static void let_go(pdk_runtime *rt)
                 pdk_entry *e = PDK_OF(n, pdk_entry, by_id);
                 if (e->state == PDK_ABSENT)
                     continue;
-                memcpy(id, e->id, sizeof id);
+                pdk_entry_id(e, id);
                 client = e->client;
                 e->client = NULL;
                 release = !e->keep_del; /* nothing else fences that one: its lease runs out by itself */

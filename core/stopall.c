@@ -68,7 +68,7 @@ static victims tracked(pdk_runtime *rt)
         for (pdk_node *n = pdk_map_each(&rt->pool.ids, NULL); n != NULL; n = pdk_map_each(&rt->pool.ids, n)) {
             pdk_entry *e = PDK_OF(n, pdk_entry, by_id);
             if (e->state == order[s] && v.n < v.cap)
-                memcpy(v.ids[v.n++], e->id, 64);
+                pdk_entry_id(e, v.ids[v.n++]);
         }
     return v;
 }

@@ -44,7 +44,7 @@ static void put_entry(pdk_runtime *rt, const pdk_entry *e, pdk_pack *out)
     pdk_kv_cstr(out, &m, "state", pdk_state_name(e->state));
     pdk_put_identity(out, &m, e);
     pdk_kv_cstr(out, &m, "generation", e->generation);
-    pdk_kv_view(out, &m, "info", pdk_view_of(&e->info));
+    pdk_kv_view(out, &m, "info", e->info);
     pdk_put_cstr(out, "holders");
     m.count++;
     pdk_mark holders = pdk_begin_list(out);

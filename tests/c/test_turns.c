@@ -326,7 +326,7 @@ TEST("a request is copied, and a wrong one is refused before it is")
         PDK_GUARD(rt->pool.registry);
         pdk_entry *e = pdk_pool_by_identity(&rt->pool, &(pdk_identity){ "somebody", "t\0with a nul", 8, 12 });
         REQUIRE(e != NULL);
-        CHECK_STR(pdk_info_str(pdk_view_of(&e->requirements), "image"), "some-image");
+        CHECK_STR(pdk_info_str(pdk_entry_requirements(e), "image"), "some-image");
     }
     pdk_acquire_end(a);
     spec.holder = "the holder"; /* its live binding is its answer, without a turn and without a wait */
