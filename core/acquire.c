@@ -13,9 +13,9 @@
 #include <string.h>
 
 /* What is tracked under the acquire's id, or NULL. */
-static pdk_entry *tracked(const acq *a) PDK_REQUIRES(a->rt->pool.registry)
+static pdk_entry *tracked(pdk_runtime *rt, const acq *a) PDK_REQUIRES(rt->pool.registry)
 {
-    return pdk_pool_find_hashed(&a->rt->pool, a->id, a->id_hash);
+    return pdk_pool_find_hashed(&rt->pool, a->id, a->id_hash);
 }
 
 /* ---- handing out ---- */
@@ -96,7 +96,7 @@ static int publish(acq *a, int64_t floor, int64_t *token, uint64_t *epoch, bool 
     }
     int rc = pdk_lease_take(rt->lease, a->id, floor, token, a->err);
     PDK_GUARD(rt->pool.registry);
-    pdk_entry *e = tracked(a); /* the intent kept it */
+    pdk_entry *e = tracked(rt, a); /* the intent kept it */
     if (rc == 1) {
         *epoch = ++e->epoch;
         e->lease = PDK_LEASE_OWN;
@@ -119,7 +119,7 @@ static void withdraw(acq *a, bool release_lease)
             pdk_emit(rt, PDK_WARN, "lease_release_failed", a->id, NULL, "acquire failed", &err);
     }
     PDK_GUARD(rt->pool.registry);
-    pdk_entry *e = tracked(a);
+    pdk_entry *e = tracked(rt, a);
     if (e == NULL)
         return;
     if (release_lease) {
@@ -154,7 +154,7 @@ static found install(acq *a, const candidate *c, pdk_client **client, int64_t to
 {
     pdk_runtime *rt = a->rt;
     PDK_GUARD(rt->pool.registry);
-    pdk_entry *e = tracked(a);
+    pdk_entry *e = tracked(rt, a);
     found ok = admissible(a, e, c, epoch);
     if (ok != FOUND)
         return ok;
@@ -185,7 +185,7 @@ static found not_fenced(acq *a, const candidate *c)
 {
     pdk_runtime *rt = a->rt;
     PDK_GUARD(rt->pool.registry);
-    pdk_entry *e = tracked(a);
+    pdk_entry *e = tracked(rt, a);
     if (e != NULL && c->incarnation != 0 && e->incarnation == c->incarnation && a->err->kind == PDK_E_LOST &&
         strcmp(a->err->reason, "doomed") == 0)
         pdk_entry_doomed(&rt->pool, e, pdk_clock_now(rt->clock));
@@ -238,7 +238,7 @@ static found enlist(acq *a, candidate *c, int64_t *fenced_with)
         return FAILED;
     if (rc == 0) { /* dropped here without being stopped: its end is the peer's work */
         PDK_GUARD(rt->pool.registry);
-        pdk_entry *e = tracked(a);
+        pdk_entry *e = tracked(rt, a);
         if (e != NULL && c->incarnation != 0 && e->incarnation == c->incarnation && e->state == PDK_WARM) {
             pdk_entry_move(&rt->pool, e, PDK_ABSENT);
             pdk_entry_sweep(&rt->pool, e);
@@ -275,7 +275,7 @@ static found republish(acq *a, const candidate *c)
     bool gone = rc == 0;
     {
         PDK_GUARD(rt->pool.registry);
-        pdk_entry *e = tracked(a);
+        pdk_entry *e = tracked(rt, a);
         if (e == NULL || e->incarnation != c->incarnation)
             client = NULL;
         else if (gone) {
@@ -301,7 +301,7 @@ static found republish(acq *a, const candidate *c)
     }
     pdk_client_unref(client);
     PDK_GUARD(rt->pool.registry);
-    pdk_entry *e = tracked(a);
+    pdk_entry *e = tracked(rt, a);
     e->intents--;
     if (ok != FOUND)
         e->lease_until = 0; /* the next acquire must not take it for good: nobody has read the journal, or fenced the guest */
@@ -337,7 +337,7 @@ static found after_failure(acq *a, const candidate *c)
         return FAILED;
     {
         PDK_GUARD(rt->pool.registry);
-        pdk_entry *e = tracked(a);
+        pdk_entry *e = tracked(rt, a);
         if (e == NULL || e->incarnation != c->incarnation || e->reserved != 0 || e->holder_count > 0)
             return FAILED;
         e->health_ok_at = 0;
@@ -382,7 +382,7 @@ static found reuse_active(acq *a)
     if (ok != FOUND)
         return ok;
     PDK_GUARD(rt->pool.registry);
-    pdk_entry *e = tracked(a);
+    pdk_entry *e = tracked(rt, a);
     if (e == NULL || e->state != PDK_ACTIVE || e->incarnation != c.incarnation || e->reserved != 0 || e->retry ||
         pdk_entry_dirty(e) || e->lease_until == 0) /* also when its lease was given back meanwhile: taken anew in the id's turn */
         return NOTHING;
@@ -400,7 +400,7 @@ static found reclaim_warm(acq *a)
         return NOTHING;
     {
         PDK_GUARD(rt->pool.registry);
-        pdk_entry *e = tracked(a);
+        pdk_entry *e = tracked(rt, a);
         if (e == NULL || e->state == PDK_ABSENT)
             return NOTHING;
         if (e->has_identity && !pdk_entry_is(e, &a->who))
@@ -434,7 +434,7 @@ static found retry_kept(acq *a)
     bool reserved;
     {
         PDK_GUARD(rt->pool.registry);
-        pdk_entry *e = tracked(a);
+        pdk_entry *e = tracked(rt, a);
         if (e == NULL)
             return NOTHING;
         if (e->has_identity && !a->anonymous && !pdk_entry_is(e, &a->who))
@@ -739,7 +739,7 @@ found pdk_acq_look(acq *a)
         return FAILED;
     {
         PDK_GUARD(a->rt->pool.registry);
-        const pdk_entry *e = tracked(a);
+        const pdk_entry *e = tracked(a->rt, a);
         if (e != NULL && e->reserved_until != 0)
             pdk_entry_lapse(&a->rt->pool, a->id, pdk_lease_now(a->rt));
     }

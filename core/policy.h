@@ -39,7 +39,7 @@ typedef struct pdk_identity { /* borrowed */
 /* identity.derive(ctx{user, thread, config, requirements}). id: 1-63 chars of [a-z0-9-]. Answers are kept per (user,
  * thread, requirements, policy generation) in a bounded cache: a hit does not enter Lua. */
 int pdk_policy_derive(pdk_policies *p, const pdk_identity *who, pdk_view requirements, char id[64], pdk_error *err);
-/* The bytes of that cache's keys, PDK_REMEMBERED_MAX at most, however many identities there were. */
+/* The bytes of all answers that are kept and of their keys: PDK_REMEMBERED_MAX at most, however many identities there were. */
 size_t pdk_policies_remembered(pdk_policies *p);
 #define PDK_REMEMBERED_MAX ((size_t)4 << 20)
 

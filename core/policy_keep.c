@@ -14,9 +14,6 @@
 
 #define WAYS     4
 #define KEY_ROOM 1024 /* bytes of a common key */
-/* Bytes; longer ones are asked anew: a host that sees new identities for ever keeps 4 MiB of keys at most. */
-#define KEY_MAX    1024
-#define ANSWER_MAX 4096
 
 typedef struct kept { /* all under pdk_kept_hook.lock */
     uint64_t hash;
@@ -55,12 +52,22 @@ static const struct {
 #define KNOWN         FIELD(PDK_FACT_NAMES) /* set in `fields`: something is kept */
 #define NOT_TO_BE_KEPT (FIELD(PDK_FACT_NOW) | PDK_FIELDS_UNKNOWN)
 
+/* How many sets, and the bytes of one key and its answer; what is longer is asked anew. All of it: 4 MiB at most, whatever names
+ * callers choose. */
+static const struct {
+    size_t sets, most;
+} sizes[PDK_HOOKS] = {
+    [PDK_HOOK_DERIVE] = { 1024, 768 },
+    [PDK_HOOK_RESOLVE] = { 16, 5120 },
+    [PDK_HOOK_DECIDE] = { 16, 5120 },
+    [PDK_HOOK_IDLE_TIMEOUT] = { 16, 5120 },
+};
+_Static_assert(WAYS * (1024 * 768 + 3 * 16 * 5120) <= PDK_REMEMBERED_MAX, "as policy.h says it");
+
 /* ---- birth and end ---- */
 
 pdk_keep *pdk_keep_new(void)
 {
-    static const size_t sets[PDK_HOOKS] = { [PDK_HOOK_DERIVE] = 1024, [PDK_HOOK_RESOLVE] = 64, [PDK_HOOK_DECIDE] = 64,
-                                            [PDK_HOOK_IDLE_TIMEOUT] = 64 };
     pdk_keep *k = calloc(1, sizeof *k);
     if (k == NULL)
         return NULL;
@@ -68,7 +75,7 @@ pdk_keep *pdk_keep_new(void)
         pdk_mutex_init(&k->hooks[h].lock);
     for (int h = 0; h < PDK_HOOKS; h++) {
         pdk_kept_hook *hook = &k->hooks[h];
-        hook->sets = sets[h];
+        hook->sets = sizes[h].sets;
         if (hook->sets == 0)
             continue;
         hook->entries = calloc(hook->sets * WAYS, sizeof *hook->entries);
@@ -225,7 +232,7 @@ static bool make_key(pdk_pack *key, uint64_t generation, const pdk_facts *f, uin
     pdk_put_int(key, fields);
     pdk_put_view(key, f->beside);
     put_fields(key, f, fields);
-    return !key->failed && key->len <= KEY_MAX;
+    return !key->failed;
 }
 
 static uint64_t fold(uint64_t a, uint64_t b)
@@ -279,7 +286,8 @@ void pdk_keep_put(pdk_keep *k, pdk_hook h, const pdk_learned *learned, const pdk
     pdk_kept_hook *hook = &k->hooks[h];
     unsigned char room[KEY_ROOM];
     PDK_AUTO_PACK key = PDK_PACK_ON(room);
-    if (!learned->keep || len == 0 || len > ANSWER_MAX || !make_key(&key, learned->generation, f, learned->fields))
+    if (!learned->keep || len == 0 || !make_key(&key, learned->generation, f, learned->fields) ||
+        key.len + len > sizes[h].most)
         return;
     kept fresh = { hash_of(key.data, key.len), (uint32_t)key.len, (uint32_t)len, malloc(key.len + len) };
     if (fresh.block == NULL)
