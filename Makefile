@@ -15,7 +15,8 @@ CFLAGS  ?= -O2 -g
 WERROR  ?= -Werror
 LUA     ?= lua5.4
 T       ?=# part of a name: only the suites (files) that contain it run
-JOBS    ?= 2# suites that run at once
+JOBS    ?= 2# compilations at once
+SUITES  ?= 4# suites that run at once: most of them wait most of the time
 Q       := $(if $(V),,@)
 
 .DEFAULT_GOAL := help
@@ -101,7 +102,7 @@ run:  ## the interactive prompt (repl) on this tree
 test:  ## install and build what is missing, then all tests (C, busted, live engines); T=part selects files
 	@$(if $(SANITIZE),:,$(MAKE) deps-test)
 	@$(MAKE) -j$(JOBS) build $(if $(SANITIZE),,examples) tests-c
-	@MODE=$(MODE) OUT=$(OUT) B=$(B) LUA=$(LUA) JOBS=$(JOBS) V=$(V) STRICT=$(STRICT) sh tests/run $(T)
+	@MODE=$(MODE) OUT=$(OUT) B=$(B) LUA=$(LUA) SUITES=$(SUITES) V=$(V) STRICT=$(STRICT) sh tests/run $(T)
 
 asan:  ## the same tests with AddressSanitizer and UBSan
 	@$(MAKE) MODE=asan test
@@ -109,7 +110,7 @@ tsan:  ## the same tests with ThreadSanitizer
 	@$(MAKE) MODE=tsan test
 valgrind:  ## the C tests under valgrind memcheck
 	@$(MAKE) build tests-c
-	@MODE=valgrind OUT=build B=$(B) LUA=$(LUA) JOBS=$(JOBS) V=$(V) sh tests/run $(T)
+	@MODE=valgrind OUT=build B=$(B) LUA=$(LUA) SUITES=$(SUITES) V=$(V) sh tests/run $(T)
 
 # gcc's own names of warnings, and what libseccomp's macros leave out.
 CLANG_LESS := -Wno-unknown-warning-option -Wno-missing-field-initializers
