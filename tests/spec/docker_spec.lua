@@ -167,6 +167,11 @@ describe("progress of a pull", function()
 end)
 
 describe("an engine's address", function()
+  it("is given engine_timeout for a call, or less where it answers at once [B104]", function()
+    local slow, quick = engine.new(engine.parse "unix:///x", { limit = 30 }), engine.new(engine.parse "unix:///x", { limit = 2 })
+    assert.same({ 10, 2 }, { slow:within(10), quick:within(10) })
+  end)
+
   it("is a unix socket or TCP; anything else is refused by the name of what said so", function()
     assert.equal("/run/x.sock", engine.parse("unix:///run/x.sock").unix)
     assert.equal("http://h:2375", engine.parse("tcp://h").url)

@@ -20,7 +20,7 @@ local view = require "paddock.docker.view"
 
 local M = {}
 
-local LOOK_LIMIT = 10                -- seconds for a question to the engine
+local LOOK_LIMIT = 10                -- seconds for a question to the engine, at most
 local FIND_WAIT = 5                  -- seconds in which a creation whose answer was lost is looked for
 local START_TRIES = 10               -- ports that are tried from base_port on; and starts where the engine chose a taken one
 
@@ -113,7 +113,8 @@ end
 function Backend:look(key, limit)
   local what = "look at the container " .. key
   local response, fault = self.engine:call({
-    method = "GET", path = "/containers/" .. engines.percent(key) .. "/json", limit = math.min(limit or LOOK_LIMIT, LOOK_LIMIT),
+    method = "GET", path = "/containers/" .. engines.percent(key) .. "/json",
+    limit = self.engine:within(math.min(limit or LOOK_LIMIT, LOOK_LIMIT)),
   }, what, key)
   if not response then
     if fault.meaning == "absent" then
@@ -264,7 +265,7 @@ end
 --- Removes a container that never was a sandbox, by its id. What fails is left to `list` of a later pass, which finds it by label.
 function Backend:_scrap(id)
   local response, err = self.engine:send {
-    method = "DELETE", path = "/containers/" .. id, query = { force = true, v = true }, limit = LOOK_LIMIT,
+    method = "DELETE", path = "/containers/" .. id, query = { force = true, v = true }, limit = self.engine:within(LOOK_LIMIT),
   }
   if not response or (response.status >= 400 and engines.fault(response, id).meaning ~= "absent") then
     io.log("warn", "container_left", { container = id, message = response and engines.words(response) or tostring(err.message) })
@@ -465,7 +466,8 @@ end
 function Backend:_all(wanted)
   local what = "list the containers"
   local response, fault = self.engine:call({
-    method = "GET", path = "/containers/json", query = { all = true, filters = { label = io.json.array(wanted) } }, limit = LOOK_LIMIT,
+    method = "GET", path = "/containers/json", query = { all = true, filters = { label = io.json.array(wanted) } },
+    limit = self.engine:within(LOOK_LIMIT),
   }, what)
   if not response then engines.refuse(what, fault) end
   if type(response.data) ~= "table" then
@@ -542,7 +544,8 @@ end
 function Backend:_last_words(state)
   local text = state.error or (state.oom and "out of memory") or ("exit code " .. tostring(state.exit_code))
   local response = self.engine:send {
-    method = "GET", path = "/containers/" .. state.id .. "/logs", query = { stdout = true, stderr = true, tail = 5 }, limit = 5,
+    method = "GET", path = "/containers/" .. state.id .. "/logs", query = { stdout = true, stderr = true, tail = 5 },
+    limit = self.engine:within(5),
     max_body = 1 << 20,
   }
   local words = response and response.status == 200 and planes.plain_text(response.body) or ""

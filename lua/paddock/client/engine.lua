@@ -225,7 +225,7 @@ end
 function Client:_prepare(argv, env, stdin, what)
   if self.closed then errors.raise("closed", "this client was closed") end
   local response, err = self.engine:send {
-    method = "POST", path = "/containers/" .. self.container .. "/exec", limit = SHORT_LIMIT,
+    method = "POST", path = "/containers/" .. self.container .. "/exec", limit = self.engine:within(SHORT_LIMIT),
     json = { AttachStdin = stdin, AttachStdout = true, AttachStderr = true, Tty = false, Cmd = argv, Env = io.json.array(env),
              User = self.user },
   }
@@ -248,7 +248,7 @@ end
 function Client:_code(id)
   local deadline = io.now() + CODE_WAIT
   repeat
-    local response = self.engine:send { method = "GET", path = "/exec/" .. id .. "/json", limit = SHORT_LIMIT }
+    local response = self.engine:send { method = "GET", path = "/exec/" .. id .. "/json", limit = self.engine:within(SHORT_LIMIT) }
     local data = response and response.status == 200 and response.data
     if type(data) == "table" and data.Running == false and math.type(data.ExitCode) == "integer" then return data.ExitCode end
     io.sleep(0.02)

@@ -256,6 +256,12 @@ function Engine:call(call, what, name)
   return nil, M.fault(response, name)
 end
 
+--- The limit of a call that is answered at once: so many seconds, or engine_timeout where that is less.
+---@param seconds number
+function Engine:within(seconds)
+  return math.min(seconds, self.limit or CALL_LIMIT)
+end
+
 -- ---- which engine ---------------------------------------------------------------------------------------------
 
 local function numbers(version)

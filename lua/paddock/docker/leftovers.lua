@@ -7,7 +7,7 @@ local view = require "paddock.docker.view"
 
 local M = {}
 
-local LIMIT = 10                     -- seconds for one call
+local LIMIT = 10                     -- seconds for one call, at most
 local SETTLED = 300                  -- seconds after which what no container names is no creation under way
 
 ---@class paddock.Leftovers
@@ -31,7 +31,7 @@ end
 function Leftovers:make_network(name, instance)
   local what = "make the network " .. name
   local response, fault = self.engine:call({
-    method = "POST", path = "/networks/create", limit = LIMIT,
+    method = "POST", path = "/networks/create", limit = self.engine:within(LIMIT),
     json = { Name = name, Driver = "bridge", Internal = true, CheckDuplicate = true, Labels = self:_labels(instance) },
   }, what)
   if not response then engines.refuse(what, fault) end
@@ -43,7 +43,7 @@ end
 function Leftovers:make_volume(name, instance)
   local what = "make the volume " .. name
   local response, fault = self.engine:call({
-    method = "POST", path = "/volumes/create", limit = LIMIT, json = { Name = name, Labels = self:_labels(instance) },
+    method = "POST", path = "/volumes/create", limit = self.engine:within(LIMIT), json = { Name = name, Labels = self:_labels(instance) },
   }, what)
   if not response then engines.refuse(what, fault) end
 end
@@ -70,12 +70,12 @@ end
 ---@param instance string
 function Leftovers:remove(kind, name, instance)
   local path, what = ("/%s/%s"):format(kind, engines.percent(name)), ("remove the %s %s"):format(kind:sub(1, -2), name)
-  local response, err = self.engine:send { method = "GET", path = path, limit = LIMIT }
+  local response, err = self.engine:send { method = "GET", path = path, limit = self.engine:within(LIMIT) }
   if not response then engines.unreachable(self.engine, what, err) end
   if is_gone(response, name) then return end
   if response.status >= 400 then engines.refuse(what, engines.fault(response, name)) end
   if not self:_ours(response.data, instance) then return end -- somebody else's, by that name
-  response, err = self.engine:send { method = "DELETE", path = path, limit = LIMIT }
+  response, err = self.engine:send { method = "DELETE", path = path, limit = self.engine:within(LIMIT) }
   if not response then engines.unreachable(self.engine, what, err) end
   if response.status >= 400 and not is_gone(response, name) then engines.refuse(what, engines.fault(response, name)) end
 end
@@ -93,7 +93,7 @@ end
 function Leftovers:_all(kind)
   local prefix = self.backend.options.label_prefix
   local response, err = self.engine:send {
-    method = "GET", path = "/" .. kind, limit = LIMIT,
+    method = "GET", path = "/" .. kind, limit = self.engine:within(LIMIT),
     query = { filters = { label = io.json.array { prefix .. "deployment=" .. self.backend.deployment } } },
   }
   if not response then engines.unreachable(self.engine, "list the " .. kind, err) end
