@@ -113,6 +113,15 @@ __attribute__((unused)) static bool test_has(const char *file, int line, const c
     return has || test_fail(file, line, "%s is \"%s\", without \"%s\"", text, got ? got : "(null)", part);
 }
 
+/* Seconds that a bound of real time may be exceeded by on a machine that has other things to do. */
+#define TEST_SLACK 1.8
+
+__attribute__((unused)) static bool test_took(const char *file, int line, double took, double seconds, bool exactly)
+{
+    bool held = took < seconds + TEST_SLACK && (!exactly || took > seconds - 0.05);
+    return held || test_fail(file, line, "it took %.3f s, not %g%s", took, seconds, exactly ? "" : " at most");
+}
+
 __attribute__((unused)) static bool test_kind(const char *file, int line, const char *text, bool held, const char *kind,
                                               const char *message, const char *want)
 {
@@ -125,6 +134,11 @@ __attribute__((unused)) static bool test_kind(const char *file, int line, const 
 #define CHECK_STR(got, want) test_str(__FILE__, __LINE__, #got, (got), (want))
 #define CHECK_MEM(got, got_len, want, want_len) test_mem(__FILE__, __LINE__, #got, (got), (got_len), (want), (want_len))
 #define CHECK_HAS(got, part) test_has(__FILE__, __LINE__, #got, (got), (part))
+/* What began at `since` (of test_now) has taken that many seconds: no less, and no more than the machine's other programs or a
+ * sanitizer add. What breaks the bound must take longer than TEST_SLACK more, or the check says nothing. */
+#define CHECK_TOOK(since, seconds) test_took(__FILE__, __LINE__, test_now() - (since), (seconds), true)
+/* The same without the lower bound: it came within that time, or at once. */
+#define CHECK_WITHIN(since, seconds) test_took(__FILE__, __LINE__, test_now() - (since), (seconds), false)
 /* `err` (a pdk_error, not a pointer) is of that kind, such as PDK_E_LOST; PDK_OK = no error. */
 #define CHECK_KIND(err, want)                                                                                \
     test_kind(__FILE__, __LINE__, #err, (err).kind == (want),                                                \

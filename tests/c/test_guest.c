@@ -90,7 +90,7 @@ TEST("a background process that keeps the pipes does not hold the call up, and l
     outcome o = EXEC(g(), .text = "sleep 600@81 & echo hi");
     CHECK_STR(o.out, "hi\n");
     CHECK_STR(o.name, "completed");
-    CHECK(o.took < 2);
+    CHECK(o.took < 10);
     outcome_free(&o);
     CHECK_INT(alive_with("sleep 600@81"), 1);
     check_exec("pkill -f 'sleep 600@8[1]'; true", NULL, "completed", 0);
@@ -118,7 +118,7 @@ TEST("at its limit everything of a command is dead, also what left its session o
         outcome o = EXEC(g(), .text = texts[i], .limit = "0.3");
         CHECK_STR(o.name, "hard_timeout");
         CHECK_INT(o.exit_code, 124);
-        CHECK(o.took > 0.25 && o.took < 3);
+        CHECK(o.took > 0.25 && o.took < 10);
         outcome_free(&o);
         CHECK_INT(alive_with("sleep 300@79"), 0);
     }
@@ -147,7 +147,7 @@ TEST("a fork bomb ends at the limit, and the sandbox goes on [B079]")
     for (int i = 0; i < 3; i++) {
         outcome o = EXEC(&f, .text = bombs[i], .limit = "0.7");
         CHECK(strcmp(o.name, "hard_timeout") == 0 || strcmp(o.name, "completed") == 0); /* without a python3 */
-        if (!CHECK(o.took < 8))
+        if (!CHECK(o.took < 30))
             fprintf(stderr, "  bomb %d took %.1f s\n", i, o.took);
         outcome_free(&o);
         CHECK_INT(alive_with("300@77"), 0);
@@ -277,7 +277,7 @@ TEST("a client that reads slowly holds up its own command only [B088]")
     for (int i = 0; i < 20; i++) {
         outcome o = EXEC(g(), .text = "echo quick");
         CHECK_STR(o.out, "quick\n");
-        CHECK(o.took < 2);
+        CHECK(o.took < 10);
         outcome_free(&o);
     }
     CHECK(rss_of(g()->pid) < 6000);
@@ -497,7 +497,7 @@ TEST("a background process of a session's earlier command does not write into a 
     check_session("d", "(for i in 1 2 3 4 5 6 7 8; do echo noise; sleep 0.05; done) & echo hi", NULL, "completed", 0, false);
     check_session("d", "sleep 0.2; echo clean", "clean\n", "completed", 0, false);
     outcome o = in_session("d", "sleep 600@83 & echo prompt", NULL);
-    CHECK(o.took < 2);
+    CHECK(o.took < 10);
     outcome_free(&o);
     check_session("d", "kill %% %1; wait", NULL, "completed", 0, false);
 }

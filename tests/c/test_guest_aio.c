@@ -819,7 +819,7 @@ TEST("files answer at once while a session is stuck after a timed-out command [B
     CHECK_STR(text_at(a, "data.content"), "b");
     done(&a);
     expect(g(), NULL, "echo other", "other\n", 0, false);
-    CHECK(test_now() - since < 2);
+    CHECK(test_now() - since < 10); /* and not the thirty seconds */
     a = call(g(), "DELETE", "/v1/shell/sessions/stuck", NULL);
     CHECK_INT(a.status, 200);
     done(&a);
@@ -907,7 +907,7 @@ TEST("a long search does not keep a fence waiting")
         double since = test_now();
         answer a = call(&own, "POST", "/v1/paddock/fence", NULL);
         CHECK_INT(a.status, 200);
-        CHECK(test_now() - since < 0.5);
+        CHECK_WITHIN(since, 0.5);
         done(&a);
     }
     close(fd); /* the search ends with its client */

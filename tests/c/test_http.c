@@ -301,10 +301,11 @@ TEST("what is sent is what was asked for: headers, an empty one, no form type, n
     size_t len = 3u << 20;
     char *big = malloc(len);
     memset(big, 'x', len);
-    double before = test_now();
     AUTO_OUTCOME c = ASK(tcp.url, "/echo", .method = "PUT", .body = big, .body_len = len);
     CHECK_MEM(c.res.body, c.res.body_len, big, len);
-    CHECK(test_now() - before < 0.9);
+    AUTO_OUTCOME d = ASK(tcp.url, "/head", .method = "PUT", .body = big, .body_len = len);
+    CHECK_HAS(d.res.body, "PUT /head HTTP/1.1\r\n");
+    CHECK(d.res.body != NULL && strstr(d.res.body, "Expect") == NULL); /* nobody waits a second for a "100 Continue" */
     free(big);
 }
 
@@ -350,11 +351,19 @@ TEST("10,000 requests grow no descriptors and use one connection [B117]")
     CHECK_INT(atomic_load(&un.connections), connections);
 }
 
-TEST("a thousand fresh, failing and unanswered requests leave no descriptor behind [B117]")
+/* The connections that the servers still have when no client has any. */
+static int servers_ends(void)
 {
     pdk_http_close_idle();
-    usleep(50000);
-    int before = test_fds(), open_before = atomic_load(&un.open) + atomic_load(&tcp.open);
+    for (int i = 0; i < 1000 && atomic_load(&un.open) + atomic_load(&tcp.open) > 0; i++)
+        usleep(10000);
+    return atomic_load(&un.open) + atomic_load(&tcp.open);
+}
+
+TEST("a thousand fresh, failing and unanswered requests leave no descriptor behind [B117]")
+{
+    CHECK_INT(servers_ends(), 0);
+    int before = test_fds();
     for (int i = 0; i < 250; i++) {
         AUTO_OUTCOME a = ASK(un.url, "/ok", .fresh = true);
         AUTO_OUTCOME b = ASK(tcp.url, "/close", .fresh = true);
@@ -363,9 +372,7 @@ TEST("a thousand fresh, failing and unanswered requests leave no descriptor behi
         CHECK_INT(a.rc, 0);
         CHECK(b.rc < 0 && c.rc < 0 && d.rc < 0);
     }
-    for (int i = 0; i < 100 && atomic_load(&un.open) + atomic_load(&tcp.open) > open_before; i++)
-        usleep(10000); /* the server's ends are of this process too */
-    pdk_http_close_idle();
+    CHECK_INT(servers_ends(), 0); /* they are of this process too */
     CHECK_INT(test_fds(), before);
 }
 
@@ -429,11 +436,13 @@ TEST("a connection that the server closed while it was idle is not used again")
 {
     start_servers();
     const char *bases[] = { tcp.url, un.url };
+    CHECK_INT(servers_ends(), 0);
     for (int i = 0; i < 40; i++) {
+        atomic_int *open = i % 2 ? &un.open : &tcp.open;
         AUTO_OUTCOME a = ASK(bases[i % 2], "/ok-then-close");
         CHECK_INT(a.rc, 0);
-        if (i % 4 < 2)
-            usleep(2000); /* the end may arrive before or after the answer was taken */
+        for (int n = 0; i % 4 < 2 && atomic_load(open) > 0 && n < 5000; n++)
+            usleep(1000); /* else the end may arrive before or after the answer was taken */
         int before = atomic_load(i % 2 ? &un.requests : &tcp.requests);
         AUTO_OUTCOME b = ASK(bases[i % 2], "/echo", .method = "POST", .body = "x", .body_len = 1);
         if (i % 4 < 2)
@@ -512,7 +521,7 @@ TEST("a full backlog is waited for, within the connect timeout")
     CHECK_INT(o.rc, -1);
     CHECK_STR(o.err.reason, "connect");
     CHECK_INT(o.failure, PDK_HTTP_NOT_SENT);
-    CHECK_NUM(test_now() - before, 0.2, 0.1);
+    CHECK_TOOK(before, 0.2);
     for (int i = 0; i < 8; i++)
         close(fill[i]);
     close(fd);
@@ -574,7 +583,7 @@ TEST("a request's own time limit is exact, and says whether it was sent")
 {
     double before = test_now();
     AUTO_OUTCOME o = ASK(tcp.url, "/slow", .timeout = 0.2);
-    CHECK_NUM(test_now() - before, 0.2, 0.05);
+    CHECK_TOOK(before, 0.2);
     CHECK_KIND(o.err, PDK_E_BACKEND_ERROR);
     CHECK_STR(o.err.reason, "read_timeout");
     CHECK_INT(o.failure, PDK_HTTP_AMBIGUOUS);
@@ -585,8 +594,8 @@ TEST("the thread's limit ends a request as timeout, a cancel within 50 ms as can
     pdk_limit limit = { .deadline = pdk_after(pdk_now_monotonic(), pdk_seconds(0.2)) };
     const pdk_limit *former = pdk_limit_enter(&limit);
     double before = test_now();
-    AUTO_OUTCOME a = ASK(un.url, "/slow", .timeout = 5);
-    CHECK_NUM(test_now() - before, 0.2, 0.05);
+    AUTO_OUTCOME a = ASK(un.url, "/slow", .timeout = 30);
+    CHECK_TOOK(before, 0.2);
     CHECK_KIND(a.err, PDK_E_TIMEOUT);
     CHECK_INT(a.failure, PDK_HTTP_AMBIGUOUS);
     AUTO_OUTCOME b = ASK(un.url, "/ok");
@@ -599,7 +608,7 @@ TEST("the thread's limit ends a request as timeout, a cancel within 50 ms as can
     pthread_create(&t, NULL, cancel_soon, &flag);
     before = test_now();
     AUTO_OUTCOME c = ASK(tcp.url, "/slow");
-    CHECK_NUM(test_now() - before, 0.125, 0.05);
+    CHECK_WITHIN(before, 0.15);
     CHECK_KIND(c.err, PDK_E_CANCELLED);
     CHECK_INT(c.failure, PDK_HTTP_AMBIGUOUS);
     pthread_join(t, NULL);

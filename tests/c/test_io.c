@@ -127,14 +127,14 @@ TEST("other threads run Lua while a request, a sleep or a body function waits")
                    "local io = require 'paddock.io'; while not stop do n = n + 1; io.sleep(0.001) end");
     PDK_AUTO_ERROR err = lua(
         "local io, path = require 'paddock.io', ...\n"
-        "local before = n\n"
-        "assert(io.http { url = 'http://x/slow', unix = path })\n"
-        "assert(n - before > 20, 'nothing ran while http waited')\n"
-        "before = n; io.sleep(0.2)\n"
-        "assert(n - before > 20, 'nothing ran while sleep waited')\n"
-        "before = n\n"
-        "local r = assert(io.http { url = 'http://x/chunks', unix = path, on_body = function() io.sleep(0.03) end })\n"
-        "assert(n - before > 20, 'nothing ran while the body function slept')\n"
+        "local function others_run(during, wait)\n" /* several turns in one wait; a busy machine may need another try */
+        "  for i = 1, 50 do local before = n; wait(); if n - before > 3 then return end end\n"
+        "  error('nothing ran while ' .. during)\n"
+        "end\n"
+        "others_run('http waited', function() assert(io.http { url = 'http://x/slow', unix = path }) end)\n"
+        "others_run('sleep waited', function() io.sleep(0.2) end)\n"
+        "others_run('the body function slept', function()\n"
+        "  assert(io.http { url = 'http://x/chunks', unix = path, on_body = function() io.sleep(0.03) end }) end)\n"
         "stop = true");
     CHECK_KIND(err, PDK_OK);
     PDK_AUTO_ERROR last = lua("stop = true");
@@ -209,9 +209,9 @@ TEST("the thread's limit ends a sleep and a request, and is what deadline says")
     double before = test_now();
     PDK_AUTO_ERROR err = lua("local io, path = require 'paddock.io', ...\n"
                              "assert(io.deadline() > 0 and io.deadline() <= 0.2)\n"
-                             "io.sleep(5)");
+                             "io.sleep(30)");
     CHECK_KIND(err, PDK_E_TIMEOUT);
-    CHECK_NUM(test_now() - before, 0.2, 0.05);
+    CHECK_TOOK(before, 0.2);
     PDK_AUTO_ERROR late = lua("local io, path = require 'paddock.io', ...\n"
                               "assert(io.deadline() == 0)\n"
                               "local r, e = io.http { url = 'http://x/ok', unix = path }\n"
@@ -223,9 +223,9 @@ TEST("the thread's limit ends a sleep and a request, and is what deadline says")
     pthread_t t;
     pthread_create(&t, NULL, cancel_soon, &flag);
     before = test_now();
-    PDK_AUTO_ERROR cancelled = lua("require 'paddock.io'.sleep(5)");
+    PDK_AUTO_ERROR cancelled = lua("require 'paddock.io'.sleep(30)");
     CHECK_KIND(cancelled, PDK_E_CANCELLED);
-    CHECK_NUM(test_now() - before, 0.07, 0.05);
+    CHECK_WITHIN(before, 0.1);
     pthread_join(t, NULL);
     pdk_limit_enter(former);
 }

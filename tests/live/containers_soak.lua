@@ -30,7 +30,7 @@ end
 
 local WARM_UP = 6 -- cycles, one of each kind, after which nothing may grow
 local LOOKS = 8   -- at the memory, on the way
-local IDLE = 6    -- connections that may be open, or not, at the moment of a count
+local IDLE = 15   -- descriptors of five connections that may be open, or not, at the moment of a count
 
 --- Descriptors and threads of this process.
 local function own()

@@ -20,7 +20,7 @@ for _, engine in ipairs(engines.all(ONLY)) do
       local began = paddock.now()
       local err = support.caught(rt.acquire, rt, { user = "alice", thread = "t1", timeout = 2 })
       assert.equal("timeout", err.kind)
-      assert.is_true(paddock.now() - began < 5)
+      assert.is_true(paddock.now() - began < 15) -- and not engine_timeout
       world.proxy:reset()
     end)
 

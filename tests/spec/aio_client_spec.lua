@@ -445,7 +445,7 @@ describe("the AIO client and the real guest", function()
     client:list(guest.dir)
     client:write(guest.dir .. "/x", "1")
     client:read(guest.dir .. "/x")
-    assert.is_true(real_io.now() - started < 2)
+    assert.is_true(real_io.now() - started < 15) -- and not the thirty seconds
   end)
 
   it("are lost to each other once somebody fenced or doomed", function()

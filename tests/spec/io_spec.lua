@@ -192,7 +192,7 @@ describe("io", function()
     local before = io.now()
     io.sleep(0.05)
     local took = io.now() - before
-    assert.truthy(took >= 0.05 and took < 0.5)
+    assert.truthy(took >= 0.05 and took < 5)
     assert.truthy(math.abs(io.wall() - os.time()) < 5)
     assert.is_nil(io.deadline())
     raises("invalid_argument", "sleep", io.sleep, -1)
