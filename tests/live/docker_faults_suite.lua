@@ -40,23 +40,6 @@ for _, engine in ipairs(engines.all(ONLY)) do
       assert.equal(0, #world:containers())
     end)
 
-    on("goes on after the engine was restarted with containers alive", function(world)
-      local rt = world:open { health_ttl = 0 }
-      local box = rt:acquire(ALICE)
-      box:write("/workspace/a", "kept")
-      local generation = box.generation
-      engines.tell("restart", engine.name, "KILL")
-      assert.equal("ok\n", box:exec("echo ok").stdout)         -- the guest does not need the engine
-      box:release()
-      box = rt:acquire(ALICE)
-      assert.equal(generation, box.generation)
-      assert.equal("kept", box:read "/workspace/a")
-      local id = box.id
-      box:release()
-      assert.is_true(support.eventually(function() return (pcall(rt.destroy, rt, id)) end, 30))
-      assert.equal(0, #world:containers())
-    end)
-
     behind("whose dead sandbox the engine will not remove just now says so, and that it is tried again: then there is another [M8]",
       function(world)
         local rt = world:open { health_ttl = 0, threads = false, clock = "manual" }

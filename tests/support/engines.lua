@@ -103,10 +103,13 @@ function Engine:proxy()
   return require("tests.support.faultproxy").open(self.socket)
 end
 
---- Gives an order to the engines: "stop", "start", "restart" (with a signal's name), "freeze", "thaw", "pid".
+--- Gives an order to the engines: "stop", "start", "restart" (with a signal's name), "freeze", "thaw", "pid". An engine that other
+--- suites use at the same time takes none that they would feel: that is for suites with engines of their own (tests/run).
 ---@param verb string
 ---@param name string       docker, containerd, podman or registry
 function M.tell(verb, name, signal)
+  assert(verb == "pid" or name == "rootless" or not os.getenv "PDK_ENGINES_SHARED",
+    "other suites use these engines: this suite needs engines of its own (see tests/run)")
   local pipe <close> = assert(io.popen(("python3 tests/support/engines.py tell %s %s %s 2>&1"):format(verb, name, signal or "")))
   local answer = pipe:read("a")
   assert(answer:find("^ok"), "engines: " .. answer)
