@@ -89,22 +89,6 @@ describe("ownership", function()
     assert.equal(2, world:count "lease.renew")
   end)
 
-  it("that is lost while the epoch has moved drops nothing [O5, B039]", function()
-    local box = rt:acquire(ALICE)
-    box:release()
-    world.on["lease.renew"] = function(_, _, id)
-      world.on["lease.renew"] = nil
-      world.leases[id] = { owner = "peer", state = "own", token = 500 }
-      local mine = rt:get(id)
-      assert.is_nil(mine)
-      return "lost"
-    end
-    rt:advance(61)
-    rt:tick()
-    assert.is_nil(world:state_of(box.id))
-    world:kill(box.id)
-  end)
-
   it("is released when the sandbox is gone, and asked for only when it has run out [O3]", function()
     local box = rt:acquire { user = "alice", thread = "t1", holder = false }
     rt:acquire { user = "alice", thread = "t1", holder = false }
@@ -141,12 +125,13 @@ describe("ownership", function()
 end)
 
 describe("readiness that never comes", function()
-  for name, case in pairs {
-    ["destroys under this instance's del lease [O8]"] = { destroys = 1 },
-    ["destroys nothing that a peer owns [O9]"] = { destroys = 0, peer = true },
-    ["destroys nothing when the store cannot answer [O9]"] = { destroys = 0, down = true },
+  for _, case in ipairs {
+    { "destroys under this instance's del lease [O8], sync", destroys = 1, acquire = support.WAYS[1].acquire },
+    { "destroys under this instance's del lease [O8], async", destroys = 1, acquire = support.WAYS[2].acquire },
+    { "destroys nothing that a peer owns [O9]", destroys = 0, peer = true },
+    { "destroys nothing when the store cannot answer [O9]", destroys = 0, down = true },
   } do
-    it(name, function()
+    it(case[1], function()
       local world = support.world()
       local rt = world:open { ownership = world.ownership }
       world.on.ready = function(_, _, info)
@@ -154,29 +139,37 @@ describe("readiness that never comes", function()
         if case.down then world:fail("lease.claim_for_destroy", 1, "store down") end
         return false
       end
-      local lease
+      local lease, given
       world.on.destroy = function(next, this, info, opts)
-        lease = world.leases[info.sandbox_id]
+        lease, given = world.leases[info.sandbox_id], info
+        lease = { lease.state, lease.owner }
         return next(this, info, opts)
       end
-      local err = support.caught(rt.acquire, rt, ALICE)
+      local made
+      world.on.create = function(next, ...)
+        made = next(...)
+        return made
+      end
+      local err = support.caught(case.acquire or rt.acquire, rt, ALICE)
       assert.equal("unready", err.kind)
       assert.equal(case.destroys, world:count "destroy")
-      if case.destroys == 1 then assert.equal("del", lease.state) end
+      assert.equal(case.destroys == 0, world.order[1].running)
+      assert.is_nil(rt:get(rt:explain(ALICE).id))
+      if case.destroys == 1 then
+        assert.same({ "del", rt:stats().runtime_id }, lease)
+        assert.same(made, given)
+        assert.same({}, world.leases)
+      end
       for _, c in ipairs(world.order) do c.running = false end
       world.leases = {}
       world:assert_quiet()
     end)
   end
 
-  it("is not adopted by a reconciliation meanwhile; unreserved it is [O10, O11]", function()
+  it("is adopted once nothing is torn down and nobody owns it [O11]", function()
     local world = support.world()
     local rt = world:open()
     world.on.ready = function() return false end
-    world.on["client.doom"] = function(next, ...)
-      rt:inspect "x" -- allowed here; a reconcile is not: it runs from another thread in the C tests and the schedules
-      return next(...)
-    end
     support.caught(rt.acquire, rt, ALICE)
     assert.equal(1, world:count "destroy")
     local id = rt:explain(ALICE).id
@@ -219,7 +212,7 @@ describe("orphans", function()
 
   it("are adopted at start and before each idle pass; a failing list is a warning [O12]", function()
     local logs = {}
-    local rt = world:open { log = function(r) logs[#logs + 1] = r.event end }
+    local rt = world:open { log = function(r) logs[#logs + 1] = r.event .. ":" .. r.level end }
     world:add "orphan-1"
     rt:tick()
     assert.equal("warm", world:state_of "orphan-1")
@@ -228,7 +221,7 @@ describe("orphans", function()
     rt:advance(61)
     rt:tick()
     assert.is_nil(rt:inspect "orphan-2")
-    assert.is_truthy(table.concat(logs, " "):find "reconcile_failed")
+    assert.is_truthy(table.concat(logs, " "):find "reconcile_failed:warn")
     rt:advance(61)
     rt:tick()
     assert.equal("warm", world:state_of "orphan-2")
@@ -258,8 +251,8 @@ describe("orphans", function()
     assert.equal("warm", world:state_of "orphan-1")
   end)
 
-  it("whose attestation demands replacement are destroyed under both fences [O13]", function()
-    local rt = world:open { policies = { reuse = { name = "reuse.lua", source = [[
+  it("whose attestation demands replacement are destroyed under both fences, after the same wait [O13]", function()
+    local rt = world:open { ownership = world.ownership, policies = { reuse = { name = "reuse.lua", source = [[
       return { decide = function(ctx)
         return ctx.attestation.image == "old" and "replace" or "reuse" end }]] } } }
     local old = world:add("orphan-1", { attestation = { image = "old" } })
@@ -267,14 +260,20 @@ describe("orphans", function()
     local fences
     world.on.destroy = function(next, this, info, opts)
       local seen = rt:inspect(info.sandbox_id)
-      fences = seen.reserved and seen.lease.state
+      fences = { seen.reserved, seen.lease.state, world.leases[info.sandbox_id].state, info.generation }
       return next(this, info, opts)
     end
     rt:reconcile()
-    assert.equal("del", fences)
+    rt:advance(179)
+    rt:reconcile()
+    assert.equal(0, world:count "destroy")
+    rt:advance(2)
+    rt:reconcile()
+    assert.same({ true, "del", "del", old.generation }, fences)
     assert.is_false(old.running)
     assert.is_nil(rt:inspect "orphan-1")
     assert.equal("warm", world:state_of "orphan-2")
+    assert.equal(1, world:count "destroy")
   end)
 
   it("that say they are held or owned elsewhere are left alone [O12]", function()
@@ -324,7 +323,9 @@ describe("a registration that fails", function()
         assert.equal(destroys, world:count "destroy")
         assert.equal(1, world:count "create")
         assert.is_nil(rt:inspect(id))
-        assert.equal(0, world:open_clients(id))
+        assert.equal(1, world:count("connect", id))
+        assert.equal(1, world:count("client.close", id))
+        assert.equal("active", world:state_of(other.id))
         assert.equal("ok\n", other:exec("echo ok").stdout)
         c.running = false
         world:assert_quiet()
@@ -353,10 +354,17 @@ describe("a registration that fails", function()
           if peer then world.leases[info.sandbox_id] = { owner = "peer", state = "own", token = 9 } end
           return true
         end
+        local given
+        world.on.destroy = function(next, this, info, opts)
+          given = info
+          return next(this, info, opts)
+        end
         local err = support.caught(way.acquire, rt, ALICE)
         assert.equal(case.kind, err.kind)
         assert.equal(case.reason, err.reason)
         assert.equal(peer and 0 or 1, world:count "destroy")
+        assert.equal(peer, world.order[1].running)
+        if not peer then assert.same({ world.order[1].generation, world.order[1].url }, { given.generation, given.url }) end
         assert.is_nil(rt:inspect(rt:explain(ALICE).id))
         for _, c in ipairs(world.order) do c.running = false end
         world.leases = {}
@@ -365,21 +373,25 @@ describe("a registration that fails", function()
     end
   end
 
-  it("rolls the created one back under both fences, its client closed [E16]", function()
-    local world = support.world()
-    local rt = world:open()
-    world:fail("client.fence", 1, { kind = "backend_error", message = "no answer" })
-    local fences
-    world.on.destroy = function(next, this, info, opts)
-      local seen = rt:inspect(info.sandbox_id)
-      fences = seen.reserved and seen.lease.state
-      return next(this, info, opts)
-    end
-    assert.equal("backend_error", support.caught(rt.acquire, rt, ALICE).kind)
-    assert.equal("del", fences)
-    assert.equal(0, world:open_clients())
-    world:assert_quiet()
-  end)
+  for what, kind in pairs { ["client.fence"] = "backend_error", ["lease.take"] = "ownership_unavailable" } do
+    it("rolls the created one back under both fences, its client closed: " .. what .. " [E16]", function()
+      local world = support.world()
+      local rt = world:open { ownership = world.ownership }
+      world:fail(what, 1, { kind = "backend_error", message = "no answer" })
+      local fences
+      world.on.destroy = function(next, this, info, opts)
+        local seen = rt:inspect(info.sandbox_id)
+        fences = { seen.reserved, world.leases[info.sandbox_id].state, info.generation }
+        return next(this, info, opts)
+      end
+      assert.equal(kind, support.caught(rt.acquire, rt, ALICE).kind)
+      assert.same({ true, "del", world.order[1].generation }, fences)
+      assert.equal(0, world:open_clients())
+      assert.is_nil(rt:inspect(rt:explain(ALICE).id))
+      assert.same({}, world.leases)
+      world:assert_quiet()
+    end)
+  end
 end)
 
 describe("shutdown", function()
@@ -387,14 +399,24 @@ describe("shutdown", function()
   before_each(function() world = support.world() end)
   after_each(function() world:assert_quiet() end)
 
-  it("closes every client once, destroys every tracked sandbox, and leaves nothing [P1]", function()
+  it("closes every client once, destroys every tracked sandbox, and leaves nothing [P1, P9]", function()
     local rt = world:open { ownership = world.ownership }
+    local warm = rt:acquire { user = "bob", thread = "t" }
+    warm:release()
     local a = rt:acquire(ALICE)
-    rt:acquire { user = "bob", thread = "t" }:release()
+    local from, closes = #world.calls, world:closes()
     rt:shutdown()
     assert.equal(0, #world:running())
     assert.equal(0, world:open_clients())
+    assert.equal(closes + 1, world:closes())
     assert.equal(1, world:count "lease.close")
+    assert.same({}, world.leases)
+    local order = {} -- active ones, then warm ones, then the store (P9)
+    for i = from + 1, #world.calls do
+      local call = world.calls[i]
+      if call.name == "destroy" or call.name == "lease.close" then order[#order + 1] = call.sandbox_id or call.name end
+    end
+    assert.same({ a.id, warm.id, "lease.close" }, order)
     assert.equal("closed", support.caught(a.exec, a, "x").kind)
     assert.equal("closed", support.caught(rt.acquire, rt, ALICE).kind)
     rt:shutdown()
@@ -411,12 +433,14 @@ describe("shutdown", function()
         local a, b = rt:acquire { user = "a", thread = "t", holder = false }, rt:acquire { user = "b", thread = "t" }
         b:release()
         local bad = which == "active" and a.id or b.id
+        local closed = {}
         local at_record
         world.on["journal.record"] = function(next, this, id, ...)
           if id == bad and not writable then error("disk full", 0) end
           if id == bad then
             local seen = rt:inspect(id)
-            at_record = tostring(seen.reserved) .. ":" .. world.leases[id].state
+            at_record = tostring(seen.reserved) .. ":" .. world.leases[id].state .. ":" ..
+              tostring((world.ownership:take(id, { runtime = rt:stats().runtime_id })))
           end
           return next(this, id, ...)
         end
@@ -430,9 +454,18 @@ describe("shutdown", function()
         assert.equal(2, world:count "destroy")
         assert.equal(0, world:count "lease.close")
         assert.equal(writable, world.records[bad] ~= nil)
-        if writable then assert.equal("true:del", at_record) end
+        if writable then assert.equal("true:del:false", at_record) end
+        local kept = rt:list()
+        assert.same({ 1, bad, true }, { #kept, kept[1].id, rt:inspect(bad).retry })
+        assert.same({ world:container(bad) }, world:running())
         world.on = {}
         rt:shutdown()
+        for _, client in ipairs(world.clients) do
+          if client.opts.own ~= false then closed[client.sandbox_id] = (closed[client.sandbox_id] or 0) + 1 end
+          assert.is_false(client.open)
+        end
+        assert.same({ [a.id] = 1, [b.id] = 1 }, closed)
+        assert.equal(2, world:closes())
         assert.equal(3, world:count "destroy")
         assert.equal(1, world:count "lease.close")
         assert.is_nil(world.records[bad])
@@ -444,9 +477,11 @@ describe("shutdown", function()
 
   it("is not held up by live holders; after a failed stop the next shutdown stops it [P5]", function()
     local rt = world:open()
-    rt:acquire { user = "a", thread = "t", holder = "run" }
+    local box = rt:acquire { user = "a", thread = "t", holder = "run" }
     world:fail("destroy", 1, "engine is down")
     assert.equal("backend_error", support.caught(rt.shutdown, rt).kind)
+    local seen = rt:inspect(box.id)
+    assert.same({ true, { "run" } }, { seen.retry, seen.holders })
     rt:shutdown()
     assert.equal(2, world:count "destroy")
     assert.equal(0, #world:running())
