@@ -247,52 +247,373 @@ TEST("a lock file that cannot be locked: the error reaches the caller, nothing i
     world_end(rt);
 }
 
-static atomic_bool creation_hangs;
+/* ---- a session creation that hangs ---- */
+
+static atomic_bool creation_hangs, creation_ends;
+static atomic_int recorded_first;
 static int hang_creation(const char *name, const char *id, const char *detail, double *seconds)
 {
-    (void)id, (void)detail;
+    (void)detail;
+    if (strcmp(name, "destroy") == 0)
+        atomic_fetch_add(&recorded_first, pdk_journal_has(world->journal, id, "g1", NULL) == 1);
+    if (strcmp(name, "inspect") == 0)
+        return WORLD_FAIL; /* whether it has gone cannot be told */
     if (strcmp(name, "open_session") != 0)
         return 0;
     atomic_store(&creation_hangs, true);
-    *seconds = 0.4;
-    return 1;
+    *seconds = 0.002;
+    return atomic_load(&creation_ends) ? WORLD_GO_ON : WORLD_AGAIN;
 }
 
-static void *run_in_scope(void *arg)
+static const char *const some_env[] = { "A=1", NULL };
+static const char *const *run_env;
+static void *run_in_session(void *arg)
 {
     pdk_result r;
     PDK_AUTO_ERROR err = PDK_NO_ERROR;
-    pdk_command cmd = { .command = "true", .scope = "s" };
+    pdk_command cmd = { .command = "true", .scope = run_env == NULL ? "s" : NULL, .env = run_env };
     if (pdk_exec(arg, &cmd, &r, &err) == 0)
         pdk_result_free(&r);
     return NULL;
 }
 
-TEST("the last release with a creation abandoned recycles, and records first [L6]")
+/* A runtime whose holder `run` waits for its session to be made, on the plane `shell` or `bash`. */
+static pdk_box *while_creation_hangs(bool bash, pdk_thread *t)
 {
-    pdk_runtime *rt = world = world_open("threads = true, reap_interval = 3600,");
-    pdk_box *box = world_acquire(rt, "t", "run");
-    pdk_thread t;
-    PDK_AUTO_ERROR err = PDK_NO_ERROR;
-    pdk_box *got = NULL;
+    world = world_open("threads = true, reap_interval = 3600,");
+    pdk_box *box = world_acquire(world, "t", "run");
+    run_env = bash ? some_env : NULL;
+    atomic_store(&creation_hangs, false);
+    atomic_store(&creation_ends, false);
+    atomic_store(&recorded_first, 0);
     world_hook = hang_creation;
-    CHECK_INT(pdk_thread_start(&t, "exec", run_in_scope, box), 0);
+    CHECK_INT(pdk_thread_start(t, "exec", run_in_session, box), 0);
     while (!atomic_load(&creation_hangs))
         pdk_sleep_ns(1000 * 1000);
-    CHECK_INT(pdk_runtime_release(rt, "run", &err), 0);
-    CHECK_INT(atomic_load(&world_destroys), 1);
-    CHECK_INT(pdk_runtime_get(rt, pdk_box_id(box), NULL, &got, NULL), 0);
-    CHECK(got == NULL);
-    {
-        PDK_GUARD(rt->pool.registry);
-        CHECK_INT((int)rt->pool.count[PDK_WARM], 0);
+    PDK_GUARD(world->pool.registry);
+    CHECK_INT(pdk_pool_find(&world->pool, pdk_box_id(box))->plane[bash].pending, 1);
+    return box;
+}
+
+TEST("the last release with a creation abandoned recycles, and records first, on either plane [L6]")
+{
+    for (int bash = 0; bash <= 1; bash++) {
+        pdk_thread t;
+        pdk_box *box = while_creation_hangs(bash, &t), *got = NULL;
+        pdk_runtime *rt = world;
+        PDK_AUTO_ERROR err = PDK_NO_ERROR;
+        CHECK_INT(pdk_runtime_release(rt, "run", &err), 0);
+        CHECK_INT(atomic_load(&world_destroys), 1);
+        CHECK_INT(atomic_load(&recorded_first), 1);
+        CHECK_INT(pdk_runtime_get(rt, pdk_box_id(box), NULL, &got, NULL), 0);
+        CHECK(got == NULL);
+        CHECK_INT(pdk_journal_has(rt->journal, pdk_box_id(box), "g1", &err), 1); /* gone it is not until that is proven (K4) */
+        {
+            PDK_GUARD(rt->pool.registry);
+            CHECK_INT((int)rt->pool.count[PDK_WARM], 0);
+            CHECK_INT((int)rt->pool.count[PDK_KEPT], 1);
+        }
+        atomic_store(&creation_ends, true);
+        pdk_thread_join(&t);
+        world_hook = NULL;
+        CHECK_INT(pdk_destroy(rt, pdk_box_id(box), &err), 1);
+        CHECK_INT(pdk_journal_has(rt->journal, pdk_box_id(box), NULL, &err), 0);
+        {
+            PDK_GUARD(rt->pool.registry);
+            CHECK_INT((int)rt->pool.ids.count, 0);
+        }
+        pdk_box_free(box);
+        world_end(rt);
     }
+}
+
+static pdk_client *client_of(pdk_runtime *rt, const char *id)
+{
+    PDK_GUARD(rt->pool.registry);
+    return pdk_pool_find(&rt->pool, id)->client;
+}
+
+TEST("another holder acquires while a creation hangs: the same sandbox and client, nothing recorded; it is parked in the end [L5]")
+{
+    for (int first = 0; first <= 1; first++) { /* who leaves first */
+        pdk_thread t;
+        pdk_box *run = while_creation_hangs(false, &t);
+        pdk_runtime *rt = world;
+        PDK_AUTO_ERROR err = PDK_NO_ERROR;
+        pdk_client *before = client_of(rt, pdk_box_id(run));
+        pdk_box *upload = world_acquire(rt, "t", "upload");
+        CHECK_STR(pdk_box_id(upload), pdk_box_id(run));
+        CHECK(client_of(rt, pdk_box_id(run)) == before);
+        if (first == 0)
+            CHECK_INT(pdk_runtime_release(rt, "upload", &err), 0);
+        CHECK_INT(atomic_load(&world_destroys), 0);
+        atomic_store(&creation_ends, true);
+        pdk_thread_join(&t);
+        world_hook = NULL;
+        CHECK_INT(pdk_runtime_release(rt, "run", &err), 0);
+        if (first == 1)
+            CHECK_INT(pdk_runtime_release(rt, "upload", &err), 0);
+        CHECK_INT(atomic_load(&world_destroys), 0);
+        CHECK_INT(pdk_journal_has(rt->journal, pdk_box_id(run), NULL, &err), 0);
+        {
+            PDK_GUARD(rt->pool.registry);
+            CHECK_INT(pdk_pool_find(&rt->pool, pdk_box_id(run))->state, PDK_WARM);
+        }
+        pdk_box_free(run);
+        pdk_box_free(upload);
+        world_end(rt);
+    }
+}
+
+/* ---- what happens beside a call of the store ---- */
+
+/* The runtime's own store; a hook is called before each claim and renewal, and may set what a renewal answers. */
+static void (*at_store)(const char *call, const char *id);
+static int renewal_says; /* -1: what the store says */
+static int hooked_take(void *self, const char *id, int64_t floor, int64_t *token, pdk_error *err)
+{
+    return pdk_lease_take(self, id, floor, token, err);
+}
+static int hooked_destroy(void *self, const char *id, int64_t floor, int64_t *token, pdk_error *err)
+{
+    if (at_store != NULL)
+        at_store("claim_for_destroy", id);
+    return pdk_lease_claim_for_destroy(self, id, floor, token, err);
+}
+static int hooked_renew(void *self, const char *id, pdk_renewal *out, pdk_error *err)
+{
+    if (at_store != NULL)
+        at_store("renew", id);
+    if (renewal_says < 0)
+        return pdk_lease_renew(self, id, out, err);
+    *out = (pdk_renewal)renewal_says;
+    return 0;
+}
+static int hooked_release(void *self, const char *id, pdk_error *err)
+{
+    return pdk_lease_release(self, id, err);
+}
+static int hooked_owner(void *self, const char *id, pdk_lease_owner *out, pdk_error *err)
+{
+    return pdk_lease_owner_of(self, id, out, err);
+}
+static void hooked_free(void *self)
+{
+    pdk_lease_free(self);
+}
+static const pdk_lease_ops hooked_ops = { .type = "memory", .take = hooked_take, .claim = hooked_take, .claim_for_destroy = hooked_destroy,
+                                          .renew = hooked_renew, .release = hooked_release, .owner_of = hooked_owner, .free = hooked_free };
+
+static pdk_runtime *open_hooked(const char *more, void (*hook)(const char *call, const char *id))
+{
+    PDK_AUTO_ERROR err = PDK_NO_ERROR;
+    world = world_open(more);
+    world->lease = pdk_lease_new(&hooked_ops, world->lease, &err); /* nothing is leased yet, so nobody is using it */
+    CHECK(world->lease != NULL);
+    at_store = hook;
+    renewal_says = -1;
+    return world;
+}
+
+enum { UNTOUCHED, PUBLISHED, PUBLISHING, TORN_DOWN };
+static int touched;
+static void touch(const char *call, const char *id)
+{
+    if (strcmp(call, "renew") != 0)
+        return;
+    PDK_GUARD(world->pool.registry);
+    pdk_entry *e = pdk_pool_find(&world->pool, id);
+    e->epoch += touched == PUBLISHED;
+    e->intents += touched == PUBLISHING;
+    e->reserved = touched == TORN_DOWN ? 77 : 0;
+    renewal_says = PDK_LOST;
+}
+
+TEST("`lost` drops nothing that an acquire has published or is publishing since, or that a teardown has [O5, B039]")
+{
+    for (touched = UNTOUCHED; touched <= TORN_DOWN; touched++) {
+        pdk_runtime *rt = open_hooked(MANUAL, touch);
+        pdk_box *box = world_acquire(rt, "t", "h");
+        PDK_AUTO_ERROR err = PDK_NO_ERROR;
+        CHECK_INT(pdk_renew(rt, &err), 0);
+        at_store = NULL;
+        renewal_says = -1;
+        CHECK_INT(atomic_load(&world_destroys), 0);
+        CHECK_INT(atomic_load(&world_closes), touched == UNTOUCHED);
+        {
+            PDK_GUARD(rt->pool.registry);
+            pdk_entry *e = pdk_pool_find(&rt->pool, pdk_box_id(box));
+            CHECK((e != NULL && e->state == PDK_ACTIVE && e->client != NULL) == (touched != UNTOUCHED));
+            if (e != NULL) {
+                e->intents -= touched == PUBLISHING;
+                e->reserved = 0;
+            }
+        }
+        pdk_result r;
+        CHECK_INT(pdk_exec(box, &(pdk_command){ .command = "true" }, &r, &err), touched == UNTOUCHED ? -1 : 0);
+        if (touched != UNTOUCHED)
+            pdk_result_free(&r);
+        else
+            CHECK_INT(err.kind, PDK_E_LOST);
+        pdk_box_free(box);
+        world_end(rt);
+    }
+}
+
+static void *reconcile_now(void *arg)
+{
+    PDK_AUTO_ERROR err = PDK_NO_ERROR;
+    CHECK_INT(pdk_reconcile(arg, &err), 0);
+    return NULL;
+}
+
+static int unready_and_listed(const char *name, const char *id, const char *detail, double *seconds)
+{
+    (void)id, (void)detail, (void)seconds;
+    return strcmp(name, "ready") == 0 ? WORLD_NO : strcmp(name, "list") == 0 ? WORLD_FOUND : WORLD_GO_ON;
+}
+
+static int reconciled;
+static void reconcile_meanwhile(const char *call, const char *id)
+{
+    if (strcmp(call, "claim_for_destroy") != 0)
+        return;
+    pdk_thread t;
+    pdk_lease_owner owner;
+    PDK_AUTO_ERROR err = PDK_NO_ERROR;
+    at_store = NULL;
+    CHECK_INT(pdk_lease_owner_of(world->lease, id, &owner, &err), 0); /* not claimed yet: the reservation alone forbids it */
+    CHECK_INT(pdk_thread_start(&t, "reconcile", reconcile_now, world), 0);
     pdk_thread_join(&t);
+    PDK_GUARD(world->pool.registry);
+    pdk_entry *e = pdk_pool_find(&world->pool, id);
+    CHECK(e != NULL && e->state == PDK_ABSENT && e->reserved != 0);
+    reconciled++;
+}
+
+TEST("a reconciliation between an unready teardown's reservation and its claim does not adopt the container [O10]")
+{
+    pdk_runtime *rt = open_hooked("threads = true, reap_interval = 3600, ready_timeout = 0.01,", reconcile_meanwhile);
+    PDK_AUTO_ERROR err = PDK_NO_ERROR;
+    pdk_box *box = NULL;
+    world_hook = unready_and_listed;
+    reconciled = 0;
+    CHECK_INT(pdk_acquire(rt, &(pdk_request){ .thread = "t" }, &box, &err), -1);
+    CHECK_INT(err.kind, PDK_E_UNREADY);
+    CHECK_INT(reconciled, 1);
+    CHECK_INT(atomic_load(&world_destroys), 1);
     {
         PDK_GUARD(rt->pool.registry);
-        CHECK_INT((int)rt->pool.ids.count, 0);
+        CHECK_INT((int)rt->pool.ids.count, 0); /* neither warm nor reserved */
     }
-    pdk_box_free(box);
+    world_end(rt);
+}
+
+/* ---- what is in the way of an acquire ---- */
+
+static atomic_int touching_calls; /* that ask about a sandbox, stop one or make one */
+static int count_touching(const char *name, const char *id, const char *detail, double *seconds)
+{
+    (void)id, (void)detail, (void)seconds;
+    static const char *const names[] = { "inspect", "destroy", "finish", "create" };
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        atomic_fetch_add(&touching_calls, strcmp(name, names[i]) == 0);
+    return 0;
+}
+
+TEST("what another teardown of this process has reserved is left to it: nothing is asked, stopped or made [K13, K17, K8]")
+{
+    for (int tracked = 0; tracked <= 1; tracked++) {
+        pdk_runtime *rt = world = world_open(MANUAL);
+        pdk_box *box = world_acquire(rt, "t", NULL), *again = NULL;
+        PDK_AUTO_ERROR err = PDK_NO_ERROR;
+        char id[64];
+        snprintf(id, sizeof id, "%s", pdk_box_id(box));
+        if (!tracked)
+            CHECK_INT(pdk_destroy(rt, id, &err), 1);
+        CHECK_INT(pdk_journal_record(rt->journal, id, tracked ? "g1" : NULL, "test", &err), 0);
+        {
+            PDK_GUARD(rt->pool.registry);
+            pdk_entry *e = pdk_pool_entry(&rt->pool, id);
+            e->reserved = 77;
+            e->plane[0].ambiguous = tracked;
+        }
+        atomic_store(&touching_calls, 0);
+        int closes = atomic_load(&world_closes);
+        world_hook = count_touching;
+        CHECK_INT(pdk_acquire(rt, &(pdk_request){ .thread = "t" }, &again, &err), -1);
+        CHECK_INT(err.kind, PDK_E_REPLACEMENT_DEFERRED);
+        CHECK_STR(err.reason, "teardown_refused");
+        CHECK_INT(atomic_load(&touching_calls), 0);
+        CHECK_INT(atomic_load(&world_closes), closes);
+        CHECK_INT(pdk_journal_has(rt->journal, id, NULL, &err), 1);
+        {
+            PDK_GUARD(rt->pool.registry);
+            pdk_entry *e = pdk_pool_find(&rt->pool, id);
+            REQUIRE(e != NULL && e->reserved == 77);
+            CHECK((e->client != NULL) == tracked);
+            e->reserved = 0;
+        }
+        CHECK_INT(pdk_acquire(rt, &(pdk_request){ .thread = "t" }, &again, &err), 0);
+        CHECK_INT(pdk_journal_has(rt->journal, id, NULL, &err), 0);
+        pdk_box_free(again);
+        pdk_box_free(box);
+        world_end(rt);
+    }
+}
+
+static bool found_there;
+static int under_both;
+static int get_in_the_way(const char *name, const char *id, const char *detail, double *seconds)
+{
+    (void)detail;
+    *seconds = 5;
+    PDK_GUARD(world->pool.registry);
+    pdk_entry *e = pdk_pool_find(&world->pool, id);
+    if (strcmp(name, "connect") == 0 && found_there) /* ownership is published */
+        e->reserved = 77;
+    else if (strcmp(name, "connect") == 0)
+        CHECK(pdk_entry_set_identity(e, &(pdk_identity){ "other", "t", 5, 1 }));
+    if (strcmp(name, "destroy") == 0)
+        under_both += e->reserved != 0 && e->lease == PDK_LEASE_DEL;
+    return strcmp(name, "discover") == 0 && found_there ? WORLD_FOUND : WORLD_GO_ON;
+}
+
+TEST("an id that is given to somebody else while ownership is published: what was made is rolled back under both fences [E16]")
+{
+    pdk_runtime *rt = world = world_open(MANUAL);
+    PDK_AUTO_ERROR err = PDK_NO_ERROR;
+    pdk_box *box = NULL;
+    found_there = false;
+    under_both = 0;
+    world_hook = get_in_the_way;
+    CHECK_INT(pdk_acquire(rt, &(pdk_request){ .thread = "t" }, &box, &err), -1);
+    CHECK_INT(err.kind, PDK_E_IDENTITY_COLLISION);
+    CHECK_INT(atomic_load(&world_destroys), 1);
+    CHECK_INT(under_both, 1);
+    CHECK_INT(atomic_load(&world_closes), 1);
+    world_end(rt);
+}
+
+TEST("a discovered one that is reserved while ownership is published is being destroyed: neither handed out nor stopped [E17]")
+{
+    pdk_runtime *rt = world = world_open(MANUAL);
+    PDK_AUTO_ERROR err = PDK_NO_ERROR;
+    pdk_box *box = NULL;
+    found_there = true;
+    world_hook = get_in_the_way;
+    CHECK_INT(pdk_acquire(rt, &(pdk_request){ .thread = "t" }, &box, &err), -1);
+    CHECK_INT(err.kind, PDK_E_BEING_DESTROYED);
+    CHECK_INT(atomic_load(&world_destroys), 0);
+    CHECK_INT(atomic_load(&world_closes), 1);
+    world_hook = NULL;
+    {
+        PDK_GUARD(rt->pool.registry);
+        pdk_entry *e = PDK_OF(pdk_map_each(&rt->pool.ids, NULL), pdk_entry, by_id);
+        CHECK(e->state == PDK_ABSENT && e->reserved == 77 && e->intents == 0);
+        e->reserved = 0;
+        pdk_entry_sweep(&rt->pool, e);
+    }
     world_end(rt);
 }
 

@@ -17,12 +17,22 @@ static int hang_list(const char *name, const char *id, const char *detail, doubl
     return 1;
 }
 
+static atomic_int ended_by_shutdown;
+static void count_ended(void *ctx, const pdk_pack *record)
+{
+    (void)ctx;
+    const char *event = pdk_info_str(pdk_view_of(record), "event"), *reason = pdk_info_str(pdk_view_of(record), "reason");
+    atomic_fetch_add(&ended_by_shutdown, event != NULL && strcmp(event, "destroyed") == 0 && strcmp(reason, "shutdown") == 0);
+}
+
 TEST("an idle checker that does not stop: an error, no teardown begun; the next shutdown ends it all [P6]")
 {
     pdk_runtime *rt = world_open("reap_interval = 0.05,");
     PDK_AUTO_ERROR err = PDK_NO_ERROR;
     pdk_box *box = world_acquire(rt, "t", "h");
     pdk_release(box, &err);
+    atomic_store(&ended_by_shutdown, 0);
+    CHECK_INT(pdk_runtime_on(rt, count_ended, NULL, &err), 0);
     hang_for = 6;
     atomic_store(&busy, false);
     world_hook = hang_list;
@@ -43,8 +53,13 @@ TEST("an idle checker that does not stop: an error, no teardown begun; the next 
     pdk_box_free(box);
     CHECK_INT(pdk_shutdown(rt, &err), 0);
     CHECK_INT(atomic_load(&world_destroys), 1);
+    CHECK_INT(atomic_load(&ended_by_shutdown), 1);
     CHECK_INT(pdk_shutdown(rt, &err), 0);
     CHECK_INT(atomic_load(&world_destroys), 1);
+    {
+        PDK_GUARD(rt->pool.registry);
+        CHECK_INT((int)rt->pool.ids.count, 0);
+    }
     pdk_free(rt);
 }
 
@@ -154,6 +169,11 @@ TEST("a lease renewal that does not stop: an error that says so, the store stays
     CHECK(strstr(err.message, "lease renewal") != NULL);
     CHECK_INT(atomic_load(&world_destroys), 0);
     CHECK_INT(atomic_load(&store_closes), 0);
+    {
+        PDK_GUARD(rt->pool.registry);
+        pdk_entry *e = pdk_pool_find(&rt->pool, pdk_box_id(box));
+        CHECK(e != NULL && e->state == PDK_WARM && e->has_identity && e->reserved == 0);
+    }
     atomic_store(&renewal_hangs, false);
     pdk_box_free(box);
     CHECK_INT(pdk_shutdown(rt, &err), 0);
@@ -263,17 +283,27 @@ static int in_child(int (*fn)(void))
     return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
 }
 
+static atomic_int failures_said;
+static void count_failures(void *ctx, const pdk_pack *record)
+{
+    (void)ctx;
+    const char *event = pdk_info_str(pdk_view_of(record), "event");
+    atomic_fetch_add(&failures_said, event != NULL && strcmp(event, "shutdown_failed") == 0);
+}
+
 static int failing_shutdown(void)
 {
     signal(SIGTERM, former_handler);
     pdk_runtime *rt = world_open("signals = true, reap_interval = 3600,");
+    PDK_AUTO_ERROR err = PDK_NO_ERROR;
+    pdk_runtime_on(rt, count_failures, NULL, &err);
     pdk_box_free(world_acquire(rt, "t", "h"));
     world_hook = fail_stop;
     kill(getpid(), SIGTERM);
     for (int i = 0; i < 300 && former_calls == 0; i++)
         pdk_sleep_ns(10 * 1000 * 1000);
     pdk_sleep_ns(50 * 1000 * 1000);
-    return former_calls == 1 && former_signal == SIGTERM && atomic_load(&world_destroys) == 1 ? 7 : 8;
+    return former_calls == 1 && former_signal == SIGTERM && atomic_load(&world_destroys) == 1 && failures_said == 1 ? 7 : 8;
 }
 
 static int default_disposition(void)

@@ -10,7 +10,7 @@
 
 static const char world_engine[] =
     "local io = require 'paddock.io'\n"
-    "local n, gone = 0, {}\n"
+    "local n, gone, made = 0, {}, {}\n"
     "local M = { name = 'scripted', capabilities = { fenced = false } }\n"
     "local function at(name, id, generation)\n"
     "  while hook do\n"
@@ -22,7 +22,7 @@ static const char world_engine[] =
     "local function seen(id, what, n)\n"
     "  if what == 'found' then return { sandbox_id = id, generation = ('x%d'):format(n) } end end\n"
     "function M.create(_, spec) n = n + 1 local g = 'g' .. n at('create', spec.sandbox_id, g)\n"
-    "  return { sandbox_id = spec.sandbox_id, generation = g } end\n"
+    "  made[g] = { sandbox_id = spec.sandbox_id, generation = g } return made[g] end\n"
     "function M.destroy(_, info) at('destroy', info.sandbox_id, info.generation) gone[info.generation or '?'] = true end\n"
     "function M.inspect(_, id, info) local found = seen(id, at('inspect', id))\n"
     "  if info == nil then info = found end\n"
@@ -30,7 +30,8 @@ static const char world_engine[] =
     "function M.discover(_, id) return seen(id, at('discover', id)) end\n"
     "function M.alive(_, info) return at('alive', info.sandbox_id) ~= 'no' end\n"
     "function M.ready(_, info, s) return at('ready', info.sandbox_id, ('%g'):format(s)) ~= 'no' end\n"
-    "function M.list() at('list') return {} end\n"
+    "function M.list() local all = {} if at('list') ~= 'found' then return all end\n"
+    "  for g, info in pairs(made) do if not gone[g] then all[#all + 1] = info end end return all end\n"
     "function M.finish(_, id) at('finish', id) end\n"
     "function M.connect(_, info) at('connect', info.sandbox_id) return {\n"
     "  exec = function(_, req) at('exec', info.sandbox_id, req.command)\n"
@@ -47,7 +48,7 @@ enum {
     WORLD_GO_ON = 0,
     WORLD_SLEEP = 1, /* *seconds, then go on */
     WORLD_AGAIN = 2, /* sleep *seconds, then ask again */
-    WORLD_FOUND = 3, /* discover, and inspect by id: there is the generation x<*seconds> */
+    WORLD_FOUND = 3, /* discover, and inspect by id: there is the generation x<*seconds>; list: all that were made and not stopped */
     WORLD_NO = 4     /* alive, ready */
 };
 typedef int (*world_hook_fn)(const char *name, const char *id, const char *detail, double *seconds);

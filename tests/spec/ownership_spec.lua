@@ -475,13 +475,15 @@ describe("shutdown", function()
     end
   end
 
-  it("is not held up by live holders; after a failed stop the next shutdown stops it [P5]", function()
-    local rt = world:open()
+  it("is not held up by live holders; after a failed stop, which is said, the next shutdown stops it [P5, P8]", function()
+    local said = {}
+    local rt = world:open { log = function(r) if r.event == "shutdown_failed" then said[#said + 1] = r.level end end }
     local box = rt:acquire { user = "a", thread = "t", holder = "run" }
     world:fail("destroy", 1, "engine is down")
     assert.equal("backend_error", support.caught(rt.shutdown, rt).kind)
     local seen = rt:inspect(box.id)
     assert.same({ true, { "run" } }, { seen.retry, seen.holders })
+    assert.same({ "error" }, said)
     rt:shutdown()
     assert.equal(2, world:count "destroy")
     assert.equal(0, #world:running())

@@ -459,13 +459,15 @@ describe("quarantine", function()
 
   it("keeps the client open when the stop failed and no record could be written, but hands nothing out [M10]", function()
     world = support.world { fenced = false }
-    rt = world:open { journal = world.journal }
+    rt = world:open { journal = world.journal, ownership = world.ownership }
     local box = rt:acquire { user = "alice", thread = "t1", holder = false }
     world:fail("destroy", 1, "engine is down")
     world:fail("journal.record", 2, "disk full")
     local err = support.caught(rt.destroy, rt, box.id)
     assert.equal("io_error", err.kind)
     assert.equal(1, world:open_clients())
+    assert.is_true(rt:inspect(box.id).retry)
+    assert.is_nil(world.records[box.id])
     assert.is_nil(rt:get(box.id))
     assert.is_nil(rt:get(box.id, ALICE))
     assert.equal("lost", support.caught(box.exec, box, "echo x").kind)
@@ -473,5 +475,28 @@ describe("quarantine", function()
     assert.equal(2, world:count "destroy")
     assert.equal(0, world:open_clients())
     assert.is_nil(world.records[box.id])
+  end)
+
+  it("that could not be recorded is fenced by its `del` lease, which goes on, until a stop is recorded or done [M15]", function()
+    world = support.world { fenced = false }
+    rt = world:open { journal = world.journal, ownership = world.ownership, reap_interval = 36000 }
+    local box = rt:acquire { user = "alice", thread = "t1", holder = false }
+    world:fail("destroy", 2, "engine is down")
+    world:fail("journal.record", 2, "disk full")
+    support.caught(rt.destroy, rt, box.id)
+    assert.equal("del", world.leases[box.id].state)
+    for _, renewals in ipairs { 1, 2 } do
+      if renewals == 2 then world.leases[box.id] = nil end -- the store has lost it
+      rt:advance(61)
+      rt:tick()
+      assert.equal(renewals, world:count "lease.renew")
+      assert.equal("del", world.leases[box.id].state)
+    end
+    assert.equal(1, world:count "destroy")
+    support.caught(rt.destroy, rt, box.id) -- now it is recorded
+    assert.is_string(world.records[box.id][box.generation])
+    assert.is_nil(world.leases[box.id])
+    assert.is_true(rt:destroy(box.id))
+    assert.same({}, world.leases)
   end)
 end)
