@@ -604,3 +604,9 @@ int pdk_async_running(pdk_runtime *rt)
 {
     return pdk_ops_count(rt->ops).running;
 }
+
+int pdk_async_fd(pdk_runtime *rt, pdk_error *err)
+{
+    pdk_ops *ops = rt != NULL ? rt->ops : pdk_ops_process(err);
+    return ops != NULL ? pdk_ops_fd(ops, err) : -1;
+}

@@ -25,6 +25,8 @@ pdk_op *pdk_async_list(pdk_box *box, const char *path, size_t path_len, const pd
 
 /* How many operations a worker is at work for. */
 int pdk_async_running(pdk_runtime *rt);
+/* As pdk_fd, with the reason of a failure. `rt` NULL = of no runtime. */
+int pdk_async_fd(pdk_runtime *rt, pdk_error *err);
 
 /* Results, beside those of paddock.h. */
 int pdk_op_pack(pdk_op *op, pdk_pack *out); /* of a list: 1 and appended, or 0 */

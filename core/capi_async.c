@@ -68,20 +68,13 @@ PDK_API pdk_op *pdk_read_async(pdk_box *box, const char *path, double timeout, p
     return pdk_async_read(box, path, strlen(path), &how, err);
 }
 
-/* NULL = of no runtime. */
-static pdk_ops *ops_of(pdk_runtime *rt, pdk_error *err)
+PDK_API int pdk_fd(pdk_runtime *rt)
 {
-    return rt != NULL ? rt->ops : pdk_ops_process(err);
-}
-
-PDK_API int pdk_fd(pdk_runtime *rt, pdk_error *err)
-{
-    pdk_ops *ops = ops_of(rt, err);
-    return ops != NULL ? pdk_ops_fd(ops, err) : -1;
+    return pdk_async_fd(rt, NULL);
 }
 
 PDK_API int pdk_dispatch(pdk_runtime *rt, int max)
 {
-    pdk_ops *ops = ops_of(rt, NULL);
+    pdk_ops *ops = rt != NULL ? rt->ops : pdk_ops_process(NULL);
     return ops != NULL ? pdk_ops_dispatch(ops, max) : 0;
 }

@@ -6,6 +6,8 @@
  * way out when the state's end lets the host unload this library, or end the process. */
 #include "grip.h"
 
+#include "async.h"
+
 #include <errno.h>
 #include <lauxlib.h>
 #include <stdlib.h>
@@ -172,7 +174,7 @@ pdk_grip *pdk_grip_ref(pdk_grip *g)
 /* An epoll of both: a host's calls and events have a descriptor of their own. */
 int pdk_grip_fd(pdk_grip *g, pdk_error *err)
 {
-    int ops = pdk_fd(g->rt, err);
+    int ops = pdk_async_fd(g->rt, err);
     if (ops < 0 || g->host == NULL || g->fd >= 0)
         return ops < 0 || g->host == NULL ? ops : g->fd;
     int calls = pdk_host_fd(g->host), both = epoll_create1(EPOLL_CLOEXEC);

@@ -263,8 +263,8 @@ PDK_API int pdk_cancel(pdk_op *op);
 PDK_API void pdk_op_free(pdk_op *op);
 
 /* A descriptor that is readable while callbacks wait for pdk_dispatch: for epoll, poll or select. It stays the runtime's; do not read
- * from it. -1 on error. */
-PDK_API int pdk_fd(pdk_runtime *rt, pdk_error *err);
+ * from it. -1: this process has no descriptor left for it, or is the fork of the one that opened the runtime. */
+PDK_API int pdk_fd(pdk_runtime *rt);
 /* Runs the callbacks of finished operations (and of output that has come) on the calling thread, at most `max` of them (1 or more).
  * Returns how many ran, 0 when none is waiting: that costs one look at a number. Any thread; several may call it at once, but the
  * callbacks of one operation never run at once. */

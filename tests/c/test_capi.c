@@ -66,6 +66,28 @@ static pdk_box *acquire(pdk_runtime *rt, const char *thread)
     return box;
 }
 
+TEST("what a host of the design's calls compiles and links: these types are what it was written against")
+{
+    pdk_runtime *(*open)(const char *, pdk_error *) = pdk_open;
+    int (*acquire)(pdk_runtime *, const pdk_request *, pdk_box **, pdk_error *) = pdk_acquire;
+    int (*exec)(pdk_box *, const pdk_command *, pdk_result *, pdk_error *) = pdk_exec;
+    int (*release)(pdk_box *, pdk_error *) = pdk_release;
+    int (*destroy)(pdk_runtime *, const char *, pdk_error *) = pdk_destroy;
+    pdk_op *(*acquire_async)(pdk_runtime *, const pdk_request *, pdk_callback, void *, pdk_error *) = pdk_acquire_async;
+    int (*cancel)(pdk_op *) = pdk_cancel;
+    int (*fd)(pdk_runtime *) = pdk_fd;
+    int (*dispatch)(pdk_runtime *, int) = pdk_dispatch;
+    int (*tick)(pdk_runtime *, pdk_error *) = pdk_tick;
+    int (*shutdown)(pdk_runtime *, pdk_error *) = pdk_shutdown;
+    pdk_impl *(*instance)(pdk_error *) = pdk_default;
+    pdk_impl *(*peek)(void) = pdk_default_peek;
+    void (*set)(pdk_impl *) = pdk_set_default;
+    void (*reset)(void) = pdk_reset_default;
+    int (*end)(pdk_error *) = pdk_shutdown_default;
+    CHECK(open && acquire && exec && release && destroy && acquire_async && cancel && fd && dispatch && tick && shutdown);
+    CHECK(instance && peek && set && reset && end);
+}
+
 TEST("every outcome has a name, and numbers outside have one too")
 {
     CHECK_STR(pdk_outcome_name(PDK_COMPLETED), "completed");

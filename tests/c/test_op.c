@@ -42,8 +42,7 @@ static void on_output(void *ctx, int stream, const void *bytes, size_t len)
 /* As a host with an event loop does it. */
 static void dispatch_until(pdk_runtime *rt, const int *calls, int want)
 {
-    PDK_AUTO_ERROR err = PDK_NO_ERROR;
-    struct pollfd p = { .fd = pdk_fd(rt, &err), .events = POLLIN };
+    struct pollfd p = { .fd = pdk_fd(rt), .events = POLLIN };
     CHECK(p.fd >= 0);
     for (int i = 0; i < 3000 && *calls < want; i++)
         if (poll(&p, 1, 10) > 0)
@@ -181,7 +180,7 @@ TEST("callbacks of freed operations wake nobody, in whatever order they are free
 {
     PDK_AUTO_ERROR err = PDK_NO_ERROR;
     pdk_runtime *rt = gated("");
-    struct pollfd fd = { .fd = pdk_fd(rt, &err), .events = POLLIN };
+    struct pollfd fd = { .fd = pdk_fd(rt), .events = POLLIN };
     pdk_op *ops[7];
     told t = { 0 };
     for (int kept = -1; kept < 7; kept++) { /* -1: none is */
@@ -275,7 +274,7 @@ TEST("in a forked child every entry answers `closed`, and nothing waits for a lo
         bool good = pdk_op_poll(op, &err) == -1 && err.kind == PDK_E_CLOSED && pdk_op_wait(op, 1, &err) == -1 &&
                     err.kind == PDK_E_CLOSED && pdk_cancel(op) == 1 && pdk_dispatch(rt, 1) == 0 && pdk_op_box(op) == NULL &&
                     pdk_acquire_async(rt, &(pdk_request){ .thread = "b" }, NULL, NULL, &err) == NULL && err.kind == PDK_E_CLOSED &&
-                    pdk_fd(rt, &err) == -1;
+                    pdk_fd(rt) == -1;
         pdk_op_free(op);
         _exit(good ? 0 : 1);
     }
