@@ -8,6 +8,23 @@ static pdk_ns soon(void)
     return pdk_now_monotonic() + PDK_NS_PER_S / 50;
 }
 
+/* What is taken here is opened, too, as any real taker does: what is open is counted anew ten times a second. */
+static int opened[600], n_opened;
+static int take(int n, const pdk_limit *limit, pdk_ns deadline, pdk_error *err)
+{
+    int rc = pdk_descriptors_take(n, limit, deadline, err);
+    for (int i = 0; rc == 0 && i < n && n_opened < 600; i++)
+        opened[n_opened++] = dup(STDOUT_FILENO);
+    return rc;
+}
+
+static void give(int n)
+{
+    for (int i = 0; i < n && n_opened > 0; i++)
+        close(opened[--n_opened]);
+    pdk_descriptors_give(n);
+}
+
 /* So many are left for paddock. */
 static int leave_free(int n)
 {
@@ -20,25 +37,25 @@ TEST("what exceeds the budget waits until some are given back, or until its limi
 {
     PDK_AUTO_ERROR err = PDK_NO_ERROR;
     leave_free(10);
-    CHECK_INT(pdk_descriptors_take(6, &PDK_NO_LIMIT, soon(), &err), 0);
-    CHECK_INT(pdk_descriptors_take(6, &PDK_NO_LIMIT, soon(), &err), -1);
+    CHECK_INT(take(6, &PDK_NO_LIMIT, soon(), &err), 0);
+    CHECK_INT(take(6, &PDK_NO_LIMIT, soon(), &err), -1);
     CHECK_KIND(err, PDK_E_BACKEND_ERROR);
     CHECK_STR(err.reason, "no_descriptors");
     CHECK_HAS(err.message, "ulimit");
     pdk_limit limit = { .deadline = soon() };
-    CHECK_INT(pdk_descriptors_take(6, &limit, PDK_NEVER, &err), -1);
+    CHECK_INT(take(6, &limit, PDK_NEVER, &err), -1);
     CHECK_KIND(err, PDK_E_TIMEOUT);
     atomic_bool cancelled = true;
     limit = (pdk_limit){ .deadline = PDK_NEVER, .cancelled = &cancelled };
-    CHECK_INT(pdk_descriptors_take(6, &limit, PDK_NEVER, &err), -1);
+    CHECK_INT(take(6, &limit, PDK_NEVER, &err), -1);
     CHECK_KIND(err, PDK_E_CANCELLED);
-    CHECK_INT(pdk_descriptors_take(4, &PDK_NO_LIMIT, soon(), &err), 0);
-    pdk_descriptors_give(6);
-    CHECK_INT(pdk_descriptors_take(6, &PDK_NO_LIMIT, soon(), &err), 0);
-    pdk_descriptors_give(6);
-    pdk_descriptors_give(4);
-    CHECK_INT(pdk_descriptors_take(500, &PDK_NO_LIMIT, soon(), &err), 0); /* alone: it would never have its turn */
-    pdk_descriptors_give(500);
+    CHECK_INT(take(4, &PDK_NO_LIMIT, soon(), &err), 0);
+    give(6);
+    CHECK_INT(take(6, &PDK_NO_LIMIT, soon(), &err), 0);
+    give(6);
+    give(4);
+    CHECK_INT(take(500, &PDK_NO_LIMIT, soon(), &err), 0); /* alone: it would never have its turn */
+    give(500);
     CHECK_INT(pdk_descriptors_taken(), 0);
     pdk_descriptors_pretend(0);
 }
@@ -47,10 +64,10 @@ static int take_all(void *arg, pdk_error *err)
 {
     int n = 0;
     (void)arg;
-    while (pdk_descriptors_take(1, &PDK_NO_LIMIT, pdk_now_monotonic(), err) == 0)
+    while (take(1, &PDK_NO_LIMIT, pdk_now_monotonic(), err) == 0)
         n++;
     for (int i = 0; i < n; i++)
-        pdk_descriptors_give(1);
+        give(1);
     return n;
 }
 
@@ -77,13 +94,13 @@ TEST("what is taken within a taker is part of it: it waits for no more while it 
 {
     PDK_AUTO_ERROR err = PDK_NO_ERROR;
     leave_free(8);
-    CHECK_INT(pdk_descriptors_take(8, &PDK_NO_LIMIT, soon(), &err), 0);
+    CHECK_INT(take(8, &PDK_NO_LIMIT, soon(), &err), 0);
     pdk_descriptors_cover(true);
-    CHECK_INT(pdk_descriptors_take(3, &PDK_NO_LIMIT, soon(), &err), 0);
-    pdk_descriptors_give(3);
+    CHECK_INT(take(3, &PDK_NO_LIMIT, soon(), &err), 0);
+    give(3);
     pdk_descriptors_cover(false);
     CHECK_INT(pdk_descriptors_taken(), 8);
-    pdk_descriptors_give(8);
+    give(8);
     pdk_descriptors_pretend(0);
 }
 

@@ -382,8 +382,12 @@ TEST("a command at the process limit is refused as such, not as lack of memory [
     outcome o = EXEC(&few, .text = "for i in 1 2 3 4 5 6 7 8 9; do sleep 300@12 & done", .limit = "10");
     outcome_free(&o);
     o = EXEC(&few, .text = "echo hi", .limit = "10");
-    if (o.status == 200)
-        fprintf(stderr, "  %s %d %s %s\n", o.name, o.exit_code, o.out, o.err);
+    for (int i = 0; i < 5 && o.status == 200; i++) { /* the shell may have been refused some of the nine */
+        outcome_free(&o);
+        o = EXEC(&few, .text = "sleep 300@12 & sleep 300@12 &", .limit = "10");
+        outcome_free(&o);
+        o = EXEC(&few, .text = "echo hi", .limit = "10");
+    }
     CHECK_INT(o.status, 503);
     CHECK_STR(o.error, "process_limit");
     outcome_free(&o);

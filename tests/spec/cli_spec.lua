@@ -321,7 +321,10 @@ describe("the program", function()
     support.sh(("XDG_STATE_HOME=%s USER=ann paddock exec 'sleep 3; echo done' > %s/out 2> %s/err < /dev/null & echo $! > %s/pid")
       :format(folder, folder, folder, folder))
     assert.is_true(support.eventually(function() return #ids() == 1 end))
-    assert.is_true(support.eventually(function() return json_of("ps", "--json")[1].state == "held" end))
+    assert.is_true(support.eventually(function()
+      local first = json_of("ps", "--json")[1]
+      return first ~= nil and first.state == "held"
+    end))
     local code, out, err = paddock("destroy", "--all")
     assert.equal(75, code)
     assert.equal("", out)

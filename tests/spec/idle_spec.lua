@@ -51,7 +51,7 @@ describe("idle expiry", function()
     assert.is_true(support.eventually(function()
       rt:advance(61)                                             -- the pass before this one may just have been at work
       return support.sh("ls " .. folder):find("inside.5", 1, true) ~= nil
-    end, 10))
+    end, 30))
     assert.is_true(support.eventually(function() return rt:stats().warm == 0 end, 10))
     assert.equal(5, rt:stats().expired)
   end)
