@@ -377,7 +377,7 @@ TEST("a command at the process limit is refused as such, not as lack of memory [
     guest few = { 0 };
     /* RLIMIT_NPROC counts the processes of a user: one that has no others */
     REQUIRE(guest_launch(&few, "workspace=/tmp\n",
-                         "exec setpriv --reuid 61234 --regid 61234 --clear-groups prlimit --nproc=12 \"$0\""));
+                         "exec setpriv --reuid 61236 --regid 61236 --clear-groups prlimit --nproc=12 \"$0\""));
     chmod(few.sock, 0777);
     outcome o = EXEC(&few, .text = "for i in 1 2 3 4 5 6 7 8 9; do sleep 300@12 & done", .limit = "10");
     outcome_free(&o);
