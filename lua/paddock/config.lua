@@ -91,8 +91,10 @@ local function number(name, value, unit)
 end
 
 local function positive_seconds(name, value)
+  if type(value) == "number" and not (value > 0 and value < math.huge) then -- NaN, too
+    refuse(name, ("must be positive and finite, not %s"):format(show(value)))
+  end
   number(name, value, "seconds")
-  if value <= 0 then refuse(name, ("must be positive, not %s"):format(show(value))) end
   if value > MAX_SECONDS then refuse(name, ("must be at most %d seconds, not %s"):format(MAX_SECONDS, show(value))) end
   return value
 end

@@ -128,7 +128,8 @@ local function driver(out, sandbox, kinds, root)
     engine_options(out, { url = url, api_key = sandbox.provisioner_api_key, skills_root = root },
       { url = "sandbox.provisioner_url", api_key = "sandbox.provisioner_api_key", skills_root = "skills.container_path" })
   elseif not remote and out.backend == "docker" then
-    engine_options(out, { plane = "aio", base_port = sandbox.port or 8080, prefix = sandbox.container_prefix or "deer-flow-sandbox" },
+    engine_options(out, { plane = "aio", base_port = sandbox.port or 8080, prefix = sandbox.container_prefix or "deer-flow-sandbox",
+      label_prefix = "deerflow." },
       { base_port = sandbox.port and "sandbox.port", prefix = sandbox.container_prefix and "sandbox.container_prefix" })
   end
   return remote

@@ -387,13 +387,15 @@ describe("a deer-flow", function()
   -- ---- configuration -------------------------------------------------------------------------------------
 
   describe("configuration", function()
-    it("selects the driver by a provisioner's address [B13]", function()
+    it("selects the driver by a provisioner's address; of containers, the labels are that project's [B13, G1]", function()
       local remote = config.split(REMOTE)
       assert.equal("provisioner", remote.backend)
       assert.equal("http://provisioner:8002", remote.backend_options.url)
       local here = config.split { sandbox = { port = 9090 }, backend_options = { stop_grace = 3 } }
       assert.equal("docker", here.backend)
-      assert.same({ plane = "aio", base_port = 9090, prefix = "deer-flow-sandbox", stop_grace = 3 }, here.backend_options)
+      assert.same({ plane = "aio", base_port = 9090, prefix = "deer-flow-sandbox", label_prefix = "deerflow.", stop_grace = 3 },
+        here.backend_options)
+      assert.equal("mine.", (config.split { sandbox = {}, backend_options = { label_prefix = "mine." } }).backend_options.label_prefix)
       assert.is_truthy(normalize { sandbox = { image = "sandbox:1" } })
       assert.is_truthy(normalize(REMOTE))
       assert.equal("process", (config.split { sandbox = {}, backend = "process" }).backend)
@@ -448,9 +450,7 @@ describe("a deer-flow", function()
       for _, bad in ipairs { 0 / 0, math.huge, -math.huge, 0, -1 } do
         local message = refused { sandbox = { bash_command_timeout = bad } }
         assert.matches("`sandbox.bash_command_timeout`", message, 1, true)
-      end
-      for _, bad in ipairs { 0, -1 } do
-        assert.matches("must be positive", refused { sandbox = { bash_command_timeout = bad } }, 1, true)
+        assert.matches("must be positive", message, 1, true)
       end
       local rt = open { sandbox = { bash_command_timeout = 42.5 } }
       local box = rt:acquire(who("alice", "t1"))
