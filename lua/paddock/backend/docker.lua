@@ -356,10 +356,13 @@ function Backend:_plan(spec, image, network)
 end
 
 function Backend:_labels(plan, spec, instance)
+  -- The image's own capacity, too: a list does not show an environment, and is to attest what an inspection does.
+  local sessions = (spec.env or {}).MAX_SHELL_SESSIONS or view.capacity(plan.image_env)
   return labels.of(self.options.label_prefix, {
     sandbox_id = spec.sandbox_id, instance = instance, deployment = self.deployment, plane = self.options.plane,
     network = plan.network, image = plan.image, networks = plan.helper and { plan.helper } or {}, volume = plan.volume,
-    identity = spec.identity, limits = spec.limits, env = spec.env, labels = spec.labels,
+    identity = spec.identity, limits = spec.limits, labels = spec.labels,
+    env = { MAX_SHELL_SESSIONS = sessions and tostring(sessions) },
   })
 end
 

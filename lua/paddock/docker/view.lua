@@ -119,8 +119,10 @@ function M.listed(item, inner)
   }
 end
 
---- The capacity that a running container's environment records, where no label does.
-local function capacity(env)
+--- The capacity that an environment records.
+---@param env string[]   NAME=value
+---@return integer?
+function M.capacity(env)
   for _, one in ipairs(env) do
     local value = one:match("^MAX_SHELL_SESSIONS=(%d+)$")
     if value then return math.tointeger(tonumber(value)) end
@@ -135,7 +137,7 @@ end
 function M.info(state, prefix)
   local facts = labels.read(prefix, state.labels)
   local attestation = labels.attest(prefix, state.labels, state.port)
-  attestation.max_shell_sessions = attestation.max_shell_sessions or capacity(state.env)
+  attestation.max_shell_sessions = attestation.max_shell_sessions or M.capacity(state.env)
   attestation.capacity = attestation.max_shell_sessions
   return {
     sandbox_id = facts.sandbox_id, url = "", generation = state.id, name = state.name, created_at = state.created_at,
