@@ -109,17 +109,20 @@ for _, engine in ipairs(engines.all(ONLY)) do
       end)
     end
 
-    containers.on(engine, { plane = "aio", proxy = true })("does not adopt one whose unready teardown is under way [O10, O11]",
-      function(world)
+    containers.on(engine, { plane = "aio", proxy = true })(
+      "has both fences when it takes down what never answered, and does not adopt it meanwhile [O8, O10, O11]", function(world)
         local rt = unready(world, { ownership = { type = "memory" } },
           { backend_options = { command = { "sleep", "1000" }, stop_grace = 0 } })
         local id = rt:explain(ALICE).id
         world.proxy:hang("DELETE", "^/containers/", "before", { times = 1 })
         local op = rt:acquire_async(ALICE)
         assert.is_true(support.eventually(function() return world.proxy:count("DELETE", "^/containers/") == 1 end, 30))
+        local seen, made = rt:inspect(id), world:containers()[1]
+        assert.same({ true, true, "del" }, { seen.reserved, seen.lease.ours, seen.lease.state })
         rt:reconcile()
         assert.not_equal("warm", (rt:inspect(id) or {}).state)
         assert.equal("running", world:containers()[1].State)
+        assert.equal(1, world.proxy:count("DELETE", "^/containers/" .. made.Id .. "$"))
         world.proxy:release()
         assert.equal("unready", support.caught(op.wait, op, 60).kind)
         assert.equal(1, world.proxy:count("DELETE", "^/containers/"))
@@ -139,32 +142,35 @@ for _, engine in ipairs(engines.all(ONLY)) do
       return id, generation
     end
 
-    on("adopts an orphan after one whole TTL without an owner, and waits again when one shows up [O13]", function(world)
-      local leases = support.world()
-      local id, generation = orphan(world, { ownership = leases.ownership })
-      leases.leases = {}
-      local rt = world:open { ownership = leases.ownership, clock = "manual", threads = false }
-      rt:reconcile()
-      rt:advance(179)
-      rt:reconcile()
-      assert.is_nil(rt:inspect(id))
-      leases.leases[id] = { owner = "peer", state = "own", token = 3 }
-      rt:reconcile()
-      leases.leases[id] = nil
-      rt:advance(2)
-      rt:reconcile()
-      assert.is_nil(rt:inspect(id))
-      rt:advance(181)
-      leases:fail("lease.owner", 1, "store down")
-      rt:reconcile()                                             -- unreadable: deferred
-      assert.is_nil(rt:inspect(id))
-      rt:advance(181)
-      rt:reconcile()
-      rt:advance(181)
-      rt:reconcile()
-      assert.equal("warm", rt:inspect(id).state)
-      assert.equal(generation, rt:inspect(id).generation)
-    end)
+    on("adopts an orphan after one whole TTL without an owner, waits again when one shows up, and hands it to its identity [O12, O13]",
+      function(world)
+        local leases = support.world()
+        local id, generation = orphan(world, { ownership = leases.ownership })
+        leases.leases = {}
+        local rt = world:open { ownership = leases.ownership, clock = "manual", threads = false }
+        rt:reconcile()
+        rt:advance(179)
+        rt:reconcile()
+        assert.is_nil(rt:inspect(id))
+        leases.leases[id] = { owner = "peer", state = "own", token = 3 }
+        rt:reconcile()
+        leases.leases[id] = nil
+        rt:advance(2)
+        rt:reconcile()
+        assert.is_nil(rt:inspect(id))
+        rt:advance(181)
+        leases:fail("lease.owner", 1, "store down")
+        rt:reconcile()                                             -- unreadable: deferred
+        assert.is_nil(rt:inspect(id))
+        rt:advance(181)
+        rt:reconcile()
+        rt:advance(181)
+        rt:reconcile()
+        assert.equal("warm", rt:inspect(id).state)
+        assert.equal(generation, rt:inspect(id).generation)
+        local box = rt:acquire(ALICE)
+        assert.same({ "warm", generation }, { box.source, box.generation })
+      end)
 
     on("destroys an orphan that is to be replaced, under both fences [O13]", function(world)
       local leases = support.world()

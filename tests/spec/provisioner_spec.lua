@@ -162,6 +162,22 @@ describe("the provisioner backend", function()
     assert.equal(2, double:count "create")
   end)
 
+  it("says why what was made cannot serve: what does not attest what was asked for does not have it [H3 H8]", function()
+    local broker, room = { provision_lark_cli_runtime = true, provision_lark_cli_broker = true }, { max_shell_sessions = 13 }
+    for i, case in ipairs {
+      { broker, { lark_cli_broker = false }, "broker_mode" }, { broker, { lark_cli_broker = "-" }, "version_skew" },
+      { broker, { lark_cli_broker = json.null }, "version_skew" }, { broker, { lark_cli_broker = true } },
+      { room, { max_shell_sessions = "-" }, "version_skew" }, { room, { max_shell_sessions = json.null }, "version_skew" },
+      { room, { max_shell_sessions = 12 }, "insufficient_capacity" }, { room, { max_shell_sessions = 13 } },
+      { room, { max_shell_sessions = 14 } }, { {}, { lark_cli_broker = "-", max_shell_sessions = "-" } },
+    } do
+      double:tell { faults = { { route = "create", patch = case[2] } } }
+      local info = driver():create(spec { sandbox_id = "s" .. i, requirements = { options = case[1] } })
+      assert.equal(case[3], info.rejected and info.rejected.reason, i)
+      assert.equal(double:pod("s" .. i).uid, info.generation)   -- what has to go is named
+    end
+  end)
+
   it("refuses a request that it has no field for, before anything is sent", function()
     for name, fields in pairs {
       image = { image = "x" }, limits = { limits = { memory = 5 } }, network = { network = "none" },
@@ -225,8 +241,11 @@ describe("the provisioner backend", function()
     for state, alive in pairs { pending = false, failed = false, serviceless = false, running = true } do
       double:tell { pods = { abc = { state = state } } }
       assert.equal(alive, d:alive(info), state)
+      assert.equal(alive, d:discover("abc") ~= nil, state)
     end
-    double:tell { pods = { abc = { state = "running" } } }
+    double:tell { pods = { abc = { state = "running" } }, faults = { { route = "plane", status = 503, times = 0 } } }
+    assert.is_nil(d:discover("abc"))                                      -- it runs, and does not answer
+    double:tell { faults = json.decode "[]" }
     for _, fault in ipairs { { status = 500 }, { status = 403 }, { status = 302, body = "" }, { refuse = true }, { half = true },
       { cut = 10 }, { body = "<html>" }, { body = "[]" }, { patch = { status = "Unknown" } }, { patch = { status = "-" } },
       { patch = { container_id = "-" } }, { patch = { sandbox_id = "other" } }, { patch = { lark_cli_broker = 5 } }, { twice = "status" },
@@ -408,6 +427,9 @@ describe("the provisioner backend", function()
         assert.equal(2, double:count "delete")
         assert.equal(second.generation, double:pod("abc").uid)
       end
+      double:tell { faults = { { route = "get", patch = { container_id = "-" } } } } -- which Pod is not said: it may well be that one
+      assert.is_true(d:destroy { sandbox_id = "abc", generation = second.generation, seen_at = 0 })
+      assert.is_nil(double:pod "abc")
     end
   end)
 
@@ -421,12 +443,13 @@ describe("the provisioner backend", function()
     box:release()
     rt:reconcile()
     rt:destroy(box.id)
+    driver({ api_key = "k-1" }):probe()
     local routes = {}
     for _, one in ipairs(double:requests()) do
       assert.equal("k-1", one.headers["x-api-key"], one.route)
       routes[one.route] = true
     end
-    assert.is_true(routes.create and routes.get and routes.presence and routes.delete and routes.list)
+    assert.is_true(routes.create and routes.get and routes.presence and routes.delete and routes.list and routes.capabilities)
     for _, key in ipairs { "k-2", "" } do
       local other = open({}, { api_key = key ~= "" and key or nil })
       local err = support.caught(other.acquire, other, ALICE)

@@ -235,6 +235,11 @@ describe("a create request", function()
     assert.is_nil(wire.check_create(json, sent))
     assert.equal(9, #body { mounts = mounts }.extra_mounts) -- with the runtime, which nobody supplies then
     assert.is_nil(body { mounts = { mount "/data" } }.extra_mounts)
+    local words = { yes = true, no = false }
+    for said, shut in pairs { nothing = true, yes = true, no = false } do -- what does not say that it may be written to is read-only
+      local one = { source = "/srv/x", target = "/mnt/acp-workspace", read_only = words[said] }
+      assert.equal(shut, body({ mounts = { one } }).extra_mounts[1].read_only)
+    end
     assert.same({ host_path = "/srv/x", container_path = "/skills/public", read_only = true },
       body { skills_container_path = "/skills", mounts = { mount("/skills/public", "/srv/x") } }.extra_mounts[1])
   end)
