@@ -245,7 +245,7 @@ for _, engine in ipairs(engines.all(ONLY)) do
         end
       end)
 
-      aio("gives a sandbox without a network one that leads nowhere, and takes it away with it [G10, B032, B130]", function(world)
+      aio_behind("gives a sandbox without a network one that leads nowhere, which goes with it [G1, G10, B032, B130]", function(world)
         local rt = world:open { image = engines.image "aio" }
         local function networks()
           local _, list = engine:call("GET", "/networks")
@@ -257,9 +257,16 @@ for _, engine in ipairs(engines.all(ONLY)) do
         assert.is_true(fine, tostring(box))
         assert.equal(1, networks())
         assert.matches("hello", box:exec("echo hello").stdout)
-        local id = box.id
+        local id, generation = box.id, box.generation
+        assert.same({ world.prefix .. "-" .. rt:inspect(id).info.instance }, rt:inspect(id).info.attestation.networks)
         box:release()
-        rt:destroy(id)
+        world.proxy:rewrite("DELETE", "^/networks/", { status = 500, body = { message = "cleaning up" }, pass = false })
+        local err = support.caught(rt.destroy, rt, id)           -- that container is gone, and this is no success
+        assert.same({ "backend_error", "finish" }, { err.kind, err.stage })
+        assert.matches("cleaning up", err.message, 1, true)
+        assert.is_nil(world:look(generation))
+        assert.equal(1, networks())
+        assert.is_true(rt:destroy(id))
         assert.equal(0, networks())
       end)
     end

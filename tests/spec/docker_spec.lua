@@ -111,6 +111,140 @@ describe("labels", function()
   end)
 end)
 
+describe("a creation", function()
+  local io = require "paddock.io"
+  local option_rules = require "paddock.docker.options"
+  local spec_of = require "paddock.docker.spec"
+
+  --- What the engine is sent.
+  local function body(options, fields)
+    local plan = { image = "i:1", labels = { a = "b" }, options = option_rules.read(options), mounts = {}, env = {}, limits = {},
+      network = "open", sandbox_id = "s1", cap_add = {}, image_env = {} }
+    for key, value in pairs(fields or {}) do plan[key] = value end
+    return io.json.decode(io.json.encode(spec_of.body(plan)))
+  end
+
+  it("says all that holds a sandbox in, also where an engine's own default would be the same [G5]", function()
+    local host = body({ plane = "aio" }, { limits = { memory = 1 << 30, cpus = 1.5, pids = 50 } }).HostConfig
+    assert.same({ Name = "no" }, host.RestartPolicy)
+    assert.same({ { "ALL" }, {}, { "no-new-privileges" } }, { host.CapDrop, host.CapAdd, host.SecurityOpt })
+    assert.same({ false, "bridge", 64 << 20 }, { host.ReadonlyRootfs, host.NetworkMode, host.ShmSize })
+    assert.same({ 1 << 30, 1 << 30, 1500000000, 50 }, { host.Memory, host.MemorySwap, host.NanoCpus, host.PidsLimit })
+    assert.same({}, { host.Binds, host.Privileged, host.PublishAllPorts, host.PidMode, host.IpcMode })
+    host = body({ plane = "exec", cap_drop = { "CHOWN" }, security_opt = { "x=y" }, read_only_root = true, init = true, runtime = "runsc" },
+      { cap_add = { "KILL" }, network = "none" }).HostConfig
+    assert.same({ { "CHOWN" }, { "KILL" }, { "x=y" }, true, true, "runsc", "none" },
+      { host.CapDrop, host.CapAdd, host.SecurityOpt, host.ReadonlyRootfs, host.Init, host.Runtime, host.NetworkMode })
+    assert.is_truthy(host.Tmpfs["/tmp"])
+    assert.equal("n1", body({ plane = "aio" }, { helper = "n1", network = "none" }).HostConfig.NetworkMode)
+  end)
+
+  it("names mounts in the long form, drive letters and colons as they are [G5]", function()
+    local mounts = { { source = [[D:\state\a]], target = "/a", read_only = true }, { source = "/b:c,d", target = "/b", read_only = false } }
+    local host = body({ plane = "aio" }, { mounts = mounts }).HostConfig
+    assert.same({
+      { Type = "bind", Source = [[D:\state\a]], Target = "/a", ReadOnly = true },
+      { Type = "bind", Source = "/b:c,d", Target = "/b", ReadOnly = false },
+    }, host.Mounts)
+  end)
+
+  it("publishes the one port where it is told to, and none otherwise [G5]", function()
+    local made = body({ plane = "aio" }, { port = { address = "127.0.0.1", port = 8081 } })
+    assert.same({ ["8080/tcp"] = { { HostIp = "127.0.0.1", HostPort = "8081" } } }, made.HostConfig.PortBindings)
+    assert.same({ ["8080/tcp"] = {} }, made.ExposedPorts)
+    made = body({ plane = "aio" }, { port = { address = "::1" } })
+    assert.same({ ["8080/tcp"] = { { HostIp = "::1", HostPort = "" } } }, made.HostConfig.PortBindings) -- the engine's choice
+    made = body({ plane = "aio" }, {})
+    assert.is_nil(made.HostConfig.PortBindings)
+    assert.is_nil(made.ExposedPorts)
+  end)
+
+  it("takes no variable that is none [G5]", function()
+    assert.same({ "A=1", "B=x=y" }, body({ plane = "aio" }, { env = { B = "x=y", A = "1" } }).Env)
+    for name, value in pairs { ["a b"] = "x", ["A=B"] = "x", [""] = "x", A = "x\0y", B = 5 } do
+      assert.equal("invalid_argument", support.caught(body, { plane = "aio" }, { env = { [name] = value } }).kind)
+    end
+  end)
+end)
+
+describe("the address of an all-in-one server", function()
+  local aio = require "paddock.docker.plane_aio"
+  local function plane(options, host)
+    options.aio_port = 8080
+    return aio.new { options = options, engine = { host = host }, ports = {}, drop_place = function() end }
+  end
+
+  it("is published on loopback where it is reached there, on all addresses otherwise, or where the operator says [G5]", function()
+    for _, case in ipairs {
+      { {}, nil, "127.0.0.1", "127.0.0.1" }, { { reach_host = "localhost" }, nil, "127.0.0.1", "localhost" },
+      { { reach_host = "127.0.0.9" }, nil, "127.0.0.1", "127.0.0.9" },
+      { { reach_host = "::1" }, nil, "::1", "[::1]" }, { { reach_host = "[::1]" }, nil, "::1", "[::1]" },
+      { { reach_host = "10.0.0.7" }, nil, "", "10.0.0.7" }, { {}, "engine.lan", "", "engine.lan" },
+      { { publish_address = "10.1.1.1" }, nil, "10.1.1.1", "10.1.1.1" }, { { publish_address = "::1" }, nil, "::1", "[::1]" },
+      { { publish_address = "10.1.1.1", reach_host = "127.0.0.1" }, nil, "10.1.1.1", "127.0.0.1" },
+    } do
+      local one = plane(case[1], case[2])
+      assert.equal(case[3], one:port({}).address)
+      local info = { url = "", networks = {} }
+      one:describe(info, { port = 4711 })
+      assert.equal(("http://%s:4711"):format(case[4]), info.url)
+    end
+  end)
+
+  it("is empty without a published port or a network of its own, and such a one is never asked [G3]", function()
+    local one = plane {}
+    for _, state in ipairs { {}, { address = "172.17.0.2" } } do
+      local info = { url = "", networks = {} }
+      one:describe(info, state)
+      assert.equal("", info.url)
+      assert.is_nil((one:ask(info)))
+      assert.equal("no_address", support.caught(one.connect, one, info, {}).reason)
+    end
+    local info = { url = "", networks = { "n" } }
+    one:describe(info, { address = "172.18.0.2" })
+    assert.equal("http://172.18.0.2:8080", info.url)
+  end)
+
+  it("has a port that is its generation's until that is gone, and goes back once [G4, G9, G10]", function()
+    local one = plane({ base_port = 20000 }, "engine")
+    local function make(generation)
+      local plan = {}
+      plan.port = one:port(plan, 1)
+      one:made(plan, { id = generation })
+      return plan.port.port
+    end
+    assert.same({ 20000, 20001 }, { make "a", make "b" })
+    one:finish { generation = "another" }                        -- a stop that failed has no end: nothing comes back
+    assert.equal(20002, make "c")
+    one:finish { generation = "a" }
+    assert.equal(20000, make "d")                                -- a newer generation, whose own it is:
+    one:finish { generation = "a" }                              -- the dead one's end, once more, takes nothing from it
+    assert.equal(20003, make "e")
+    local failed, next_one = {}, {}
+    failed.port = one:port(failed, 1)
+    next_one.port = one:port(next_one, 1)                        -- while one is being made, its port is nobody else's
+    assert.same({ 20004, 20005 }, { failed.port.port, next_one.port.port })
+    one:port_failed(failed)
+    one:port_failed(failed)
+    assert.equal(20006, one:port(failed, 2).port)                -- whoever has it, it is not tried again
+    assert.equal(20004, make "f")
+    one:port_failed { port = { port = 20004 } }                  -- it is f's
+    assert.equal(20007, make "g")
+  end)
+
+  it("is looked for at ten ports, and no more [G4]", function()
+    local one = plane({ base_port = 20000 }, "engine")
+    local plan = {}
+    for i = 1, 10 do
+      plan.port = one:port(plan, i)
+      assert.equal(19999 + i, plan.port.port)
+      one:port_failed(plan)
+    end
+    assert.equal("port_taken", support.caught(one.port, one, plan, 11).reason)
+    assert.same({}, one.backend.ports)
+  end)
+end)
+
 describe("a stream of frames", function()
   it("is read wherever the transport cuts it", function()
     local bytes = string.pack(">B I3 I4", 1, 0, 5) .. "hello" .. string.pack(">B I3 I4", 2, 0, 0) ..
