@@ -1,5 +1,6 @@
 -- The options of the provisioner backend: what is refused, by name, before anything is sent; and what doctor says of it.
 local cli = require "tests.support.cli"
+local provisioner_check = require "paddock.provisioner.check"
 local config = require "paddock.config"
 local errors = require "paddock.errors"
 local provisioner = require "tests.support.provisioner"
@@ -63,6 +64,21 @@ describe("the options of the provisioner backend", function()
       assert.equal("provisioner", own { [key] = SECRET }.backend)
       assert.matches("PADDOCK_NOT_SET", refused("invalid_argument", own, { [key] = "$PADDOCK_NOT_SET" }), 1, true)
       assert.equal("$HOME", own { [key] = "$HOME" }.backend_options[key])
+    end
+  end)
+
+  it("take no key from the environment that is more than one header's value", function()
+    for _, key in ipairs { "api_key", "sandbox_api_key" } do
+      local function read(value)
+        return provisioner_check.own({ url = "http://provisioner:8002", [key] = "$PDK_KEY" },
+          function(name) return name == "PDK_KEY" and value or nil end)
+      end
+      assert.equal(SECRET, read(SECRET)[key])
+      for _, value in ipairs { SECRET .. "\r\nX-Admin: 1", SECRET .. "\n", SECRET .. "\0", SECRET .. " x", SECRET .. "\xff",
+        SECRET:rep(1000) } do
+        assert.matches("`backend_options." .. key .. "`", refused("invalid_argument", read, value), 1, true)
+      end
+      assert.matches("PDK_KEY", refused("invalid_argument", read, ""), 1, true) -- set, to nothing
     end
   end)
 

@@ -186,7 +186,8 @@ describe("a runtime with the provisioner backend", function()
 
   it("finds by its id what a lost answer made, and never asks for it twice [B131 H1]", function()
     for _, fault in ipairs { { drop = true }, { cut = 20 }, { cut = 0 }, { half = true }, { body = "<html>gateway</html>" },
-      { status = 502, acted = true }, { status = 504, acted = true }, { status = 500, acted = true }, { late = 3 }, { delay = 1.3 },
+      { status = 502, acted = true }, { status = 504, acted = true }, { status = 500, acted = true }, { status = 408, acted = true },
+      { late = 3 }, { delay = 1.3 },
       { huge = 2 << 20 }, { twice = "status" } } do
       double:tell { reset = true }
       fault.route = "create"
@@ -213,6 +214,20 @@ describe("a runtime with the provisioner backend", function()
     local err = support.caught(rt.acquire, rt, { user = "bob", thread = "t", requirements = { options = { max_shell_sessions = 13 } } })
     assert.equal("version_skew", err.reason)
     assert.equal(1, double:count "delete")
+  end)
+
+  it("does not take what a gateway says for the provisioner's own word: what it has passed on may still come", function()
+    local rt = open({ threads = true, clock = "monotonic" })
+    for i, status in ipairs { 502, 504, 408 } do
+      local who = { user = "u" .. i, thread = "t" }
+      local id = rt:explain(who).id
+      double:tell { faults = { { route = "create", status = status } } }
+      local op = rt:acquire_async(who)
+      assert.is_true(support.eventually(function() return double:count "presence" == i end)) -- it was not there
+      double:tell { pods = { [id] = { state = "running" } } }
+      assert.equal("created", select(2, op:wait(20)).source)
+      assert.equal(i, double:count "create")
+    end
   end)
 
   it("says that the outcome is unknown when nothing shows up, and finds later what comes late", function()
