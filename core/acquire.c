@@ -350,7 +350,8 @@ static found after_failure(acq *a, const candidate *c)
         }
     }
     pdk_client_close(rt, client, a->id, "lost to a peer");
-    pdk_emit(rt, PDK_WARN, lost ? "lost" : "health_doubted", a->id, NULL, c->source, a->err);
+    pdk_emit(rt, PDK_WARN, lost ? "lost" : "health_doubted", a->id,
+             pdk_info_str(pdk_view_of(&c->info), "generation"), c->source, a->err);
     pdk_error_clear(a->err);
     return again ? next_step(a, reclaim_warm) : NOTHING;
 }

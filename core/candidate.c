@@ -208,7 +208,8 @@ found pdk_acq_examine(acq *a, candidate *c)
     case PDK_REUSE:
         return FOUND;
     case PDK_REPLACE:
-        pdk_emit(a->rt, PDK_INFO, "replacing", a->id, NULL, pdk_acq_text_or(verdict.message, verdict.code), NULL);
+        pdk_emit(a->rt, PDK_INFO, "replacing", a->id, pdk_info_str(pdk_view_of(&c->info), "generation"),
+                 pdk_acq_text_or(verdict.message, verdict.code), NULL);
         if (c->holders > 0)
             return pdk_acq_deferred(a, "incompatible", "others hold it");
         return pdk_acq_replace(a, c, "replaced", false, "incompatible");

@@ -65,6 +65,7 @@ void pdk_park_or_recycle(pdk_runtime *rt, const char *id, uint64_t incarnation)
 
 void pdk_park_or_recycle_noting(pdk_runtime *rt, const char *id, uint64_t incarnation, pdk_error *cancelled)
 {
+    PDK_AUTO_TEXT generation = NULL;
     pdk_client *client = NULL;
     next_step next = STAYS;
     {
@@ -72,10 +73,12 @@ void pdk_park_or_recycle_noting(pdk_runtime *rt, const char *id, uint64_t incarn
         pdk_entry *e = pdk_pool_find(&rt->pool, id);
         if (e != NULL && e->incarnation == incarnation)
             next = park_now(rt, e, &client);
+        if (next == PARKED)
+            generation = pdk_entry_copy_generation(e);
     }
     if (next == PARKED) {
         pdk_client_close_noting(rt, client, id, "release", cancelled);
-        pdk_emit(rt, PDK_INFO, "parked", id, NULL, "last release", NULL);
+        pdk_emit(rt, PDK_INFO, "parked", id, generation, "last release", NULL);
         pdk_ask_idle(rt, id, incarnation);
     } else if (next == RECYCLE) {
         recycle(rt, id, incarnation, cancelled);

@@ -183,6 +183,11 @@ void pdk_entry_id(const pdk_entry *e, char id[64])
     memcpy(id, e->id, len + 1);
 }
 
+char *pdk_entry_copy_generation(const pdk_entry *e)
+{
+    return e->generation != NULL ? strdup(e->generation) : NULL;
+}
+
 /* ---- identities ---- */
 
 static uint64_t identity_hash(const char *user, size_t user_len, const char *thread, size_t thread_len)

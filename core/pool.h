@@ -13,6 +13,8 @@
 #include "map.h"
 #include "policy.h"
 
+#include <stdlib.h>
+
 typedef enum pdk_state {
     PDK_ABSENT, /* nothing tracked: the entry carries a reservation or an intent only, and goes with it */
     PDK_ACTIVE, /* handed out, held or not */
@@ -154,6 +156,10 @@ bool pdk_entry_set_info(pdk_pool *p, pdk_entry *e, pdk_view info, bool new_incar
 pdk_view pdk_entry_requirements(const pdk_entry *e);
 bool pdk_entry_set_requirements(pdk_pool *p, pdk_entry *e, pdk_view requirements) PDK_REQUIRES(p->registry); /* false = no memory */
 void pdk_entry_id(const pdk_entry *e, char id[64]); /* a copy of its id */
+/* A copy of its generation, for the event that is told once the registry is unlocked; free(). NULL = unknown, or no memory. */
+char *pdk_entry_copy_generation(const pdk_entry *e);
+static inline void pdk_text_free(char **text) { free(*text); }
+#define PDK_AUTO_TEXT __attribute__((cleanup(pdk_text_free))) char *
 
 /* The one place where a state changes; keeps maps, LRU, heap and counts. */
 void pdk_entry_move(pdk_pool *p, pdk_entry *e, pdk_state to) PDK_REQUIRES(p->registry);

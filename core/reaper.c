@@ -364,6 +364,7 @@ static size_t all_leased(pdk_runtime *rt, leased **out)
 /* A peer has it: forgotten here, its client closed, nothing stopped; unless that is no longer what was decided about (O5). */
 static void forget_lost(pdk_runtime *rt, const leased *l)
 {
+    PDK_AUTO_TEXT generation = NULL;
     pdk_client *client = NULL;
     {
         PDK_GUARD(rt->pool.registry);
@@ -371,6 +372,7 @@ static void forget_lost(pdk_runtime *rt, const leased *l)
         if (e == NULL || e->incarnation != l->at.incarnation || e->epoch != l->epoch || e->reserved != 0 || e->intents > 0 ||
             e->state == PDK_ABSENT)
             return;
+        generation = pdk_entry_copy_generation(e);
         client = e->client;
         e->client = NULL;
         rt->pool.stats.lost++;
@@ -378,7 +380,7 @@ static void forget_lost(pdk_runtime *rt, const leased *l)
         pdk_entry_sweep(&rt->pool, e);
     }
     pdk_client_close(rt, client, l->at.id, "lease lost");
-    pdk_emit(rt, PDK_WARN, "lost", l->at.id, NULL, "its lease went to a peer", NULL);
+    pdk_emit(rt, PDK_WARN, "lost", l->at.id, generation, "its lease went to a peer", NULL);
 }
 
 bool pdk_forget_lost(pdk_runtime *rt, const char *id)

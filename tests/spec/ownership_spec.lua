@@ -78,6 +78,22 @@ describe("ownership", function()
     world:kill(active.id)
   end)
 
+  it("is told of with the generation: made, handed out, parked, replaced, lost, destroyed", function()
+    local told, other = {}, world:open { ownership = world.ownership, idle_timeout = 0, policies = { reuse = {
+      source = [[return { decide = function(ctx) return ctx.idle_seconds > 5 and "replace" or "reuse" end }]] } } }
+    other:on("*", function(record) told[#told + 1] = record.event .. " " .. tostring(record.generation) end)
+    other:acquire(ALICE):release()
+    other:advance(6)
+    local box = other:acquire(ALICE)
+    world.leases[box.id] = { owner = "peer", state = "own", token = 1000 }
+    other:advance(61)
+    other:tick()
+    other:dispatch()
+    assert.equal("created g1, acquired g1, parked g1, replacing g1, teardown g1, destroyed g1, created g2, acquired g2, lost g2",
+      table.concat(told, ", "))
+    world:kill(box.id)
+  end)
+
   it("whose renewal cannot be answered is kept, and tried again [O4]", function()
     local box = rt:acquire(ALICE)
     world:fail("lease.renew", 1, "store down")
