@@ -395,8 +395,7 @@ static int look_for_recorded(victim *v, bool *absent, pdk_teardown_result *resul
         *result = retire_absent(v, err) < 0 ? PDK_TD_ERROR : PDK_TD_REPLACED;
         return -1;
     }
-    v->journaled = recorded == 1;
-    *result = PDK_TD_ERROR;
+    *result = PDK_TD_ERROR; /* and v->journaled stays: whoever recorded it may not have come to its sync, or said which one */
     return recorded < 0 ? -1 : 0;
 }
 

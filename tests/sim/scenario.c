@@ -89,6 +89,7 @@ static void open_instance(inst *in)
     in->rt->lease = wire_lease(in);
     pdk_journal_free(in->rt->journal);
     in->rt->journal = wire_journal(in);
+    files_open(in);
     pdk_serial_free(in->rt->serial);
     in->rt->serial = pdk_serial_new("/dev/null", true, &err); /* what is locked in it is in W.turns: see __wrap_pdk_lock_range */
     pdk_pack_free(&plain);
@@ -99,6 +100,7 @@ static void open_instance(inst *in)
 static void *boot(void *arg)
 {
     (void)arg;
+    files_format();
     for (int i = 0; i < MAX_INST; i++) {
         insts[i] = (inst){ .index = i, .name = { (char)('A' + i), '\0' }, .active = true };
         me->in = &insts[i];
@@ -154,6 +156,7 @@ void crash(inst *in, const char *why)
     for (int i = 0; i < MAX_FIBERS; i++)
         if (fibers[i].in == in && fibers[i].name[0] == 'c' && fibers[i].state != F_DONE && fibers[i].state != F_FREE)
             clients_left--;
+    files_close(in);
     fibers_drop(in);
 }
 
@@ -335,6 +338,46 @@ static void *client_main(void *arg)
     return NULL;
 }
 
+static void start_clients(inst *in)
+{
+    for (int c = 0; c < P.clients; c++) {
+        char name[16];
+        snprintf(name, sizeof name, "client%d", c);
+        clients_left++;
+        fiber_start(in, name, client_main, NULL);
+    }
+}
+
+/* What their process runtimes do after it is up to the seed: so is whether the sandboxes have survived it, as containers may. */
+void machine_crash(void)
+{
+    inst *mine = NULL, *next = NULL;
+    int spare = 0;
+    TRACE("the machine crashes");
+    files_crash();
+    bool survive = chance(1, 2);
+    for (int g = 0; g < W.gen_count; g++)
+        if (W.gens[g].present && !survive) {
+            W.gens[g].present = false;
+            W.gens[g].self_died = true;
+        }
+    for (int i = 0; i < MAX_INST; i++) {
+        inst *in = &insts[i];
+        if (!in->active)
+            spare++, next = in;
+        else if (me->in == in)
+            mine = in;
+        else if (!in->dead && !in->closed)
+            crash(in, "with its machine");
+    }
+    if (spare > 1) { /* one is for the end */
+        activate(next);
+        start_clients(next);
+    }
+    if (mine != NULL)
+        crash(mine, "with its machine");
+}
+
 static void *shutdown_main(void *arg)
 {
     inst *in = me->in;
@@ -371,7 +414,7 @@ static void *shutdown_main(void *arg)
 static void one_deed(void)
 {
     int g = W.gen_count == 0 ? -1 : (int)below((uint32_t)W.gen_count);
-    switch (below(8)) {
+    switch (below(P.files ? 10 : 8)) {
     case 0:
         if (g >= 0 && W.gens[g].present) {
             TRACE("g%d dies", g);
@@ -420,6 +463,12 @@ static void one_deed(void)
         TRACE("%s is stopped for %.1f s", in->name, (double)d / 1e9);
         break;
     }
+    case 8:
+        if (P.crashes > 0) {
+            P.crashes--;
+            machine_crash();
+        }
+        break;
     default:
         if (g >= 0)
             W.gens[g].ready = true;
@@ -588,6 +637,9 @@ static void choose_plan(void)
         P.fenced = false;
         P.pause_rate = P.stall_rate = P.slow_rate = 0;
     }
+    P.files = P.shared_turns && chance(1, 2);
+    if (P.files && P.crashes == 0)
+        P.crashes = (int)below(3);
     P.submits = chance(1, 2);
     P.cancel_rate = chance(1, 2) ? 1 + below(4) : 0;
     if (P.insts > 1 && chance(1, 6))
@@ -626,12 +678,7 @@ void scenario_begin(uint64_t seed)
     }
     for (int i = 0; i < P.insts; i++) {
         activate(&insts[i]);
-        for (int c = 0; c < P.clients; c++) {
-            char name[16];
-            snprintf(name, sizeof name, "client%d", c);
-            clients_left++;
-            fiber_start(&insts[i], name, client_main, NULL);
-        }
+        start_clients(&insts[i]);
         if (P.shutdown_of == i) {
             clients_left++;
             fiber_start(&insts[i], "c-end", shutdown_main, (void *)(intptr_t)(below(20000) * MS));

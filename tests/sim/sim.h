@@ -3,6 +3,7 @@
  *   arena.c     malloc at a fixed address; the snapshot that each schedule starts from
  *   fibers.c    core/sync.h on fibers: the scheduler, virtual time
  *   world.c     what would be outside: the engine and its guests, the ownership store, the journal
+ *   files.c     a disk under the core's own journal: what the crash of a machine loses of it
  *   wire.c      requests to that world and their answers, as the core sees them: delays, errors, lost answers, crashes
  *   check.c     what must hold, after every step
  *   scenario.c  who does what in one schedule: clients, trouble, recovery
@@ -182,6 +183,7 @@ typedef struct world {
 extern world W;
 
 void perform(op *o);
+void check_retire(const op *o);
 pdk_ns late_next(void);
 void late_run(void);
 
@@ -191,6 +193,7 @@ struct inst {
     char name[2];
     pdk_runtime *rt;
     pdk_script *script;
+    pdk_journal *files; /* of the disk */
     bool active, dead, closing, closed;
     bool suspended; /* with its machine, while it is paused: its monotonic clock stands still */
     pdk_ns paused_until, mono_off, boot_off, wall_off;
@@ -202,6 +205,7 @@ extern inst insts[MAX_INST];
 typedef struct plan { /* what the seed has chosen */
     int insts, ids, clients, ops;
     bool shared_turns, unique, other_info, fenced, regrant;
+    bool files; /* the journal is on the disk that they share */
     bool spurious;
     int switch_mode;                 /* 0..3: how eagerly fibers are switched; 4: priorities */
     uint32_t fault_rate;             /* 1 in n requests; 0 = never */
@@ -223,6 +227,7 @@ void scenario_boot(void); /* on a fiber: opens the runtimes */
 void scenario_begin(uint64_t seed);
 extern bool scenario_over;
 void crash(inst *in, const char *why);
+void machine_crash(void); /* of all of them at once, and of what their disk has not been told to keep */
 
 /* ---- acts.c ---- */
 struct act { /* one call that can be cancelled */
@@ -263,6 +268,16 @@ void act_says(const char *event);
 void act_handed_out(void);
 int act_exec(pdk_box *box, const pdk_exec_spec *spec, pdk_result *out, pdk_error *err); /* as pdk_box_exec */
 void acts_check_end(void);          /* nobody waits any more: nothing that was cancelled is held */
+
+/* ---- files.c ---- */
+void files_format(void);
+void files_open(inst *in);
+void files_close(const inst *in); /* its process has died */
+void files_crash(void);
+int files_record(op *o, const char *id, const char *generation, const char *why, pdk_error *err);
+int files_has(op *o, const char *id, const char *generation, pdk_error *err);
+int files_retire(op *o, const char *id, const char *generation, pdk_error *err);
+int files_list(op *o, pdk_pack *out, pdk_error *err);
 
 /* ---- wire.c ---- */
 void wire_table(lua_State *L, inst *in);

@@ -5,7 +5,8 @@ SIM_OBJ     = $(patsubst %.c,$(SIM_B)/%.o,$(filter-out core/sync.c,$(CORE_SRC)) 
 SIM_CFLAGS  = -std=c11 -D_GNU_SOURCE $(WARN) -fno-pie -pthread -Icore -Itests/sim $(LUA_CFLAGS) -DPDK_SIM -DPDK_CHECKS $(SIM_OPT)
 SIM_OPT    ?= -O2 -g
 SIM_LIBS    = -Wl,-Bstatic -llua5.4-cjson -llua5.4 -Wl,-Bdynamic -lcurl -lcrypto -lhiredis -lseccomp -ledit -lm
-SIM_WRAP   := getpid madvise time clock close pdk_lock_range pdk_log_write pdk_fence_teardown pdk_acquire_begin pdk_acquire_step pdk_acquire_end __assert_fail SHA256 localtime_r
+SIM_WRAP   := getpid madvise time clock open openat mkdir mkdirat unlinkat renameat fstat fstatat fchmod fsync pread pwrite close \
+              fdopendir readdir closedir EVP_Digest pdk_lock_range pdk_log_write pdk_fence_teardown pdk_acquire_begin pdk_acquire_step pdk_acquire_end __assert_fail SHA256 localtime_r
 SIM_LINK    = $(CC) -no-pie -pthread -o $@ $(1) $(SIM_WRAP:%=-Wl,--wrap=%) $(SIM_LIBS)
 SIM        := $(SIM_B)/sim
 N          ?= 100000

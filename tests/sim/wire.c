@@ -135,12 +135,28 @@ static void run_command(op *o)
     }
 }
 
-static void ask(op *o)
+static void ask_begins(const op *o)
 {
-    pdk_ns limit = limit_of(o);
     check_io(o);
     TRACE("  %s ...", describe(o));
     act_asks(o);
+}
+
+static void ask_ends(const op *o)
+{
+    trace_answer(o);
+    act_asked(o);
+    if (me->td != NULL && id_number(me->td->id) >= 0) {
+        const lease *l = &W.leases[id_number(me->td->id)];
+        me->del_live = l->there && l->owner == o->in && l->del && now < l->until;
+    }
+    point();
+}
+
+static void ask(op *o)
+{
+    pdk_ns limit = limit_of(o);
+    ask_begins(o);
     if (o->kind == OP_DESTROY)
         check_stop(o, true);
     perhaps_crash(o, "before");
@@ -180,13 +196,7 @@ static void ask(op *o)
         me->doom_refused = false;
     if (o->kind == OP_DOOM)
         me->doom_refused = o->rc < 0 && o->error == PDK_E_LOST && strcmp(o->reason, "doomed") != 0;
-    trace_answer(o);
-    act_asked(o);
-    if (me->td != NULL && id_number(me->td->id) >= 0) {
-        const lease *l = &W.leases[id_number(me->td->id)];
-        me->del_live = l->there && l->owner == o->in && l->del && now < l->until;
-    }
-    point();
+    ask_ends(o);
 }
 
 /* ---- the backend: functions in a universe ---- */
@@ -492,30 +502,50 @@ pdk_lease *wire_lease(inst *in)
 
 /* ---- the journal ---- */
 
-static int journal_ask(opkind kind, void *self, const char *id, const char *generation, pdk_error *err)
+/* Of files (files.c), or as the rules of journal.h have it. */
+static int journal_ask(opkind kind, void *self, const char *id, const char *generation, const char *why, pdk_error *err)
 {
     op o = store_op(kind, self, id);
+    int (*const of_files[])(op *, const char *, const char *, pdk_error *) = { files_has, files_retire };
     o.gen = generation_number(generation);
-    ask(&o);
-    return o.rc >= 0 ? o.rc : pdk_fail_reason(err, o.error, o.reason, "the journal failed (%s)", op_names[kind]);
+    if (!P.files) {
+        ask(&o);
+        return o.rc >= 0 ? o.rc : pdk_fail_reason(err, o.error, o.reason, "the journal failed (%s)", op_names[kind]);
+    }
+    ask_begins(&o);
+    int rc = kind == OP_RECORD ? files_record(&o, id, generation, why, err)
+                               : of_files[kind - OP_HAS](&o, id, generation, err);
+    o.error = err->kind;
+    ask_ends(&o);
+    return rc;
 }
 static int record_it(void *self, const char *id, const char *generation, const char *why, pdk_error *err)
 {
-    (void)why;
-    return journal_ask(OP_RECORD, self, id, generation, err) < 0 ? -1 : 0;
+    return journal_ask(OP_RECORD, self, id, generation, why, err) < 0 ? -1 : 0;
 }
 static int has(void *self, const char *id, const char *generation, pdk_error *err)
 {
-    return journal_ask(OP_HAS, self, id, generation, err);
+    return journal_ask(OP_HAS, self, id, generation, NULL, err);
 }
 static int retire(void *self, const char *id, const char *generation, pdk_error *err)
 {
-    return journal_ask(OP_RETIRE, self, id, generation, err) < 0 ? -1 : 0;
+    return journal_ask(OP_RETIRE, self, id, generation, NULL, err) < 0 ? -1 : 0;
+}
+
+static int list_files(op *o, pdk_pack *out, pdk_error *err)
+{
+    ask_begins(o);
+    int rc = files_list(o, out, err);
+    o->error = err->kind;
+    ask_ends(o);
+    return rc;
 }
 
 static int list_records(void *self, pdk_pack *out, pdk_error *err)
 {
     op o = store_op(OP_RECORDS, self, "a");
+    if (P.files)
+        return list_files(&o, out, err);
     ask(&o);
     if (o.rc < 0)
         return pdk_fail_reason(err, o.error, o.reason, "the journal failed (list)");

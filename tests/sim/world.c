@@ -253,20 +253,31 @@ static void journal_has(op *o)
     }
 }
 
+static bool retires(const op *o, const record *r)
+{
+    return r->there && r->id == o->id && (o->gen < 0 || r->gen == o->gen);
+}
+
+void check_retire(const op *o)
+{
+    for (int i = 0; i < W.journal_count; i++) {
+        const record *r = &W.journal[i];
+        int g = r->gen;
+        if (!retires(o, r) || g < 0 || !W.gens[g].present)
+            continue;
+        bool held_up = o->gen < 0 && me != NULL && me->td != NULL && me->del_live && r->since >= me->td_since;
+        if (!held_up) /* held up since its lease was seen to be good: no check here can help */
+            violation("the record of g%d is retired while g%d runs", g, g);
+    }
+}
+
 static void journal_retire(op *o)
 {
     o->rc = 1;
-    for (int i = 0; i < W.journal_count; i++) {
-        record *r = &W.journal[i];
-        if (!r->there || r->id != o->id || (o->gen >= 0 && r->gen != o->gen))
-            continue;
-        int g = r->gen;
-        bool held_up = o->gen < 0 && me != NULL && me->td != NULL && me->del_live && r->since >= me->td_since;
-        if (g >= 0 && W.gens[g].present &&
-            !held_up) /* held up since its lease was seen to be good: no check here can help */
-            violation("the record of g%d is retired while g%d runs", g, g);
-        r->there = false;
-    }
+    check_retire(o);
+    for (int i = 0; i < W.journal_count; i++)
+        if (retires(o, &W.journal[i]))
+            W.journal[i].there = false;
 }
 
 /* ---- all of it ---- */

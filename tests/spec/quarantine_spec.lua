@@ -113,6 +113,24 @@ describe("quarantine", function()
     world.on.inspect = nil
   end)
 
+  it("is recorded anew before its stop by whoever found it recorded, who cannot know that it is on the disk [K3, K6]", function()
+    start()
+    local box = rt:acquire(ALICE)
+    dirty(box)
+    world:fail("destroy", true, "engine is down")
+    box:release()
+    rt:reset()
+    local second = world:open { journal = world.journal }
+    local stops = world:count "destroy"
+    world:fail("journal.record", 1, "disk full")
+    assert.equal("io_error", support.caught(second.acquire, second, ALICE).kind)
+    assert.equal(stops, world:count "destroy")
+    local recorded = world:count "journal.record"
+    assert.equal("quarantined", support.caught(second.acquire, second, ALICE).reason)
+    assert.equal(recorded + 1, world:count "journal.record")
+    assert.equal(stops + 1, world:count "destroy")
+  end)
+
   it("is lifted by confirmed absence only, not by an accepted stop [K4]", function()
     start()
     local box = rt:acquire(ALICE)
