@@ -192,6 +192,15 @@ static found not_fenced(acq *a, const candidate *c)
     return FAILED;
 }
 
+/* Somebody else may have owned it, and no guest can say what they did: it may be over by now. Under our lease the answer holds. */
+static found still_there(acq *a, const candidate *c, int64_t token)
+{
+    int alive = pdk_engine_alive(a->rt, pdk_view_of(&c->info), token, a->err);
+    if (alive == 0)
+        pdk_fail(a->err, PDK_E_LOST, 0, "sandbox %s has ended while another runtime owned it; acquire again", a->id);
+    return alive == 1 ? FOUND : FAILED;
+}
+
 /* Ownership is published: connect, fence, last checks, install. `fenced_with` is set once the guest may know the token. */
 static found admit(acq *a, candidate *c, int64_t token, uint64_t epoch, bool changed, int64_t *fenced_with)
 {
@@ -211,6 +220,8 @@ static found admit(acq *a, candidate *c, int64_t token, uint64_t epoch, bool cha
         if (quarantined != 0)
             ok = quarantined < 0 ? FAILED : pdk_acq_deferred(a, "quarantined", "it is quarantined");
     }
+    if (ok == FOUND && changed && !rt->fenced && strcmp(c->source, "created") != 0)
+        ok = still_there(a, c, token);
     if (ok == FOUND && strcmp(c->source, "discovered") == 0) {
         pdk_verdict verdict;
         if (pdk_acq_decide(a, c, &verdict) < 0)
@@ -296,7 +307,9 @@ static found republish(acq *a, const candidate *c)
         int quarantined = pdk_journal_has(rt->journal, a->id, pdk_info_str(pdk_view_of(&c->info), "generation"), a->err);
         if (quarantined != 0)
             ok = quarantined < 0 ? FAILED : pdk_acq_deferred(a, "quarantined", "it is quarantined");
-        else if (changed && rt->fenced && pdk_client_fence(rt, client, token, a->err) < 0)
+        else if (changed && !rt->fenced)
+            ok = still_there(a, c, token);
+        else if (changed && pdk_client_fence(rt, client, token, a->err) < 0)
             ok = not_fenced(a, c);
     }
     pdk_client_unref(client);

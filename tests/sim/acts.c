@@ -122,7 +122,8 @@ void act_asks(const op *o)
 {
     const act *a = me->act;
     if (me->acquires != 0) {
-        if ((o->kind == OP_DISCOVER || o->kind == OP_CREATE || o->kind == OP_READY) && !has_turn(me->in, o->id))
+        if ((o->kind == OP_DISCOVER || o->kind == OP_CREATE || (o->kind == OP_READY && !o->remote)) &&
+            !has_turn(me->in, o->id))
             violation("%s asks for %s of %c without its turn", me->name, op_names[o->kind], 'a' + o->id);
         for (int i = 0; i < MAX_FIBERS; i++)
             if (fibers[i].in == me->in && &fibers[i] != me && fibers[i].asking && fibers[i].acquires == me->acquires &&
@@ -232,7 +233,7 @@ int __wrap_pdk_acquire_step(pdk_acquiring *p, pdk_box **out, pdk_error *err)
     TRACE("step of %s", a->name);
     int rc = __real_pdk_acquire_step(p, out, err);
     TRACE("step of %s: %d", a->name, rc);
-    if (rc < 0 && me->created >= 0 && W.gens[me->created].present)
+    if (rc < 0 && me->created >= 0 && W.gens[me->created].present && !pod_ends(me->created))
         violation("%s leaves g%d, which its failed acquire has made", me->in->name, me->created);
     me->act = NULL;
     me->acquires = 0;
@@ -433,7 +434,8 @@ void act_release(pdk_box *box)
         a->op = op;
         a->deaf = false;
         int rc = wait_for_op(a, op, &err);
-        if (rc < 0 && a->cancelled && err.kind != PDK_E_CANCELLED && err.kind != PDK_E_TIMEOUT)
+        bool closed = err.kind == PDK_E_CLOSED && a->in->closing;
+        if (rc < 0 && a->cancelled && err.kind != PDK_E_CANCELLED && err.kind != PDK_E_TIMEOUT && !closed)
             violation("the release %s was cancelled and is told %s", a->name, pdk_error_kind_name(err.kind));
         act_over(a, op);
     }

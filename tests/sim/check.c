@@ -78,6 +78,9 @@ static void handed_out(inst *in, int id, const pdk_entry *e)
         violation("%s hands %c out while it is reserved for a teardown", in->name, 'a' + id);
     if (e->retry)
         violation("%s hands %c out although a stop of it has failed", in->name, 'a' + id);
+    if (me != NULL && me->in == in && me->call_start != 0 && g >= 0 && W.gens[g].asked_at != 0 &&
+        W.gens[g].asked_at < me->call_start && W.leases[id].last_token <= e->token) /* else a handover came in between */
+        violation("%s hands out the Pod g%d, whose end was asked for before", in->name, g);
     if (me != NULL && me->in == in)
         act_handed_out();
     if (me == NULL || me->in != in || me->call_start == 0)

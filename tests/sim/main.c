@@ -346,6 +346,7 @@ int main(int argc, char **argv)
         case 'd': digests = true; break;
         default: return 64;
         }
+    pods_read_table();
     start();
     if (seed != NULL)
         replay(strtoull(seed, NULL, 10));

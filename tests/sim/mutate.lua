@@ -1,6 +1,8 @@
 --- Builds the core with one fault at a time (tests/sim/mutants) and looks for a schedule that shows it.
 ---
---- From the Makefile: CC, CFLAGS, LINK, SIM_B, JOBS, BUDGET. Arguments: parts of names; none = all.
+--- One in a Lua file is built into the program as the file is.
+---
+--- From the Makefile: CC, CFLAGS, LINK, SIM_B, EMBEDDED, JOBS, BUDGET. Arguments: parts of names; none = all.
 local directory = os.getenv "SIM_B"
 local jobs, budget = os.getenv "JOBS" or "2", os.getenv "BUDGET" or "100000"
 
@@ -75,15 +77,29 @@ local function wanted(m)
   return #arg == 0
 end
 
+--- The C source in which the mutated Lua file stands for the one that it comes from, made beside it.
+local function embedded(m, text)
+  local source = directory .. "/mutant/embedded.c"
+  local copy = directory .. "/mutant/" .. m.file:match "[^/]+$"
+  local all = read(os.getenv "EMBEDDED")
+  local name = m.file:gsub("[-.]", "%%%0")
+  local changed, places = all:gsub('incbin \\"' .. name .. '\\"', function() return 'incbin \\"' .. copy .. '\\"' end)
+  local sized, sizes = changed:gsub('(%{ "' .. name .. '", pdk_file_%d+, )%d+', "%1" .. #text)
+  if places ~= 1 or sizes ~= 1 then fail("%s: %s is not built in as expected", m.name, m.file) end
+  write(copy, text)
+  write(source, sized)
+  return source
+end
+
 --- Builds it and runs schedules until one fails. How many it took, what it said; or nil and why not.
 local function hunt(m, text)
-  local source = directory .. "/mutant/" .. m.file:match "[^/]+$"
+  local script, source = m.file:find "%.lua$" ~= nil, directory .. "/mutant/" .. m.file:match "[^/]+$"
+  if script then source = embedded(m, text) else write(source, text) end
   local object, program = source:gsub("%.c$", ".o"), directory .. "/mutant/sim"
-  write(source, text)
   local output, ok = run(("%s %s -Wno-error -w -c %s -o %s"):format(os.getenv "CC", os.getenv "CFLAGS", source, object))
   if not ok then return nil, "it does not compile: " .. output end
   output, ok = run(("%s -no-pie -pthread -o %s %s %s"):format(os.getenv "CC", program,
-    objects(directory .. "/" .. m.file:gsub("%.c$", ".o"), object), os.getenv "LINK"))
+    objects(directory .. "/" .. (script and "embedded.o" or m.file:gsub("%.c$", ".o")), object), os.getenv "LINK"))
   if not ok then return nil, "it does not link: " .. output end
   output = run(("%s -q -n %s -j %s"):format(program, budget, jobs))
   local seed, what = output:match "FAIL  seed (%d+): ([^\n]*)"

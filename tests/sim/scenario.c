@@ -39,7 +39,7 @@ static const char options[] =
 
 typedef struct making {
     inst *in;
-    pdk_iface *out;
+    pdk_iface *out, *remote;
 } making;
 
 static int make_backend(lua_State *L, void *arg)
@@ -47,6 +47,8 @@ static int make_backend(lua_State *L, void *arg)
     making *m = arg;
     wire_table(L, m->in);
     m->out = pdk_iface_of_script(L, m->in->script, "backend");
+    pods_backend(L, m->in);
+    m->remote = pdk_iface_of_script(L, m->in->script, "backend");
     return 0;
 }
 
@@ -67,7 +69,7 @@ static void no_log(void *ctx, const pdk_pack *record)
 static void open_instance(inst *in)
 {
     pdk_error err = PDK_NO_ERROR;
-    making m = { in, NULL };
+    making m = { in, NULL, NULL };
     pdk_setup setup = { 0 };
     in->script = pdk_script_new(&err);
     if (in->script == NULL || pdk_setup_read(in->script, options, "sim.lua", &setup, &err) < 0 ||
@@ -90,6 +92,8 @@ static void open_instance(inst *in)
     pdk_journal_free(in->rt->journal);
     in->rt->journal = wire_journal(in);
     files_open(in);
+    in->engine = m.out;
+    in->remote = m.remote;
     pdk_serial_free(in->rt->serial);
     in->rt->serial = pdk_serial_new("/dev/null", true, &err); /* what is locked in it is in W.turns: see __wrap_pdk_lock_range */
     pdk_pack_free(&plain);
@@ -185,7 +189,7 @@ static pdk_box *acquire(int id, const char *holder, bool no_holder, pdk_error *e
     char thread[2] = { (char)('a' + id), '\0' };
     pdk_box *box = NULL;
     PDK_AUTO_PACK req = PDK_NO_PACK;
-    char user = !P.healed && chance(1, 30) ? 'v' : 'u'; /* identity.lua gives both the same ids: they must not meet */
+    char user = !P.healed && !P.remote && chance(1, 30) ? 'v' : 'u'; /* identity.lua gives both the same ids: they must not meet */
     pdk_acquire_spec spec = {
         .user = &user, .user_len = 1, .thread = thread, .thread_len = 1, .holder = holder, .no_holder = no_holder
     };
@@ -206,7 +210,7 @@ static pdk_box *acquire(int id, const char *holder, bool no_holder, pdk_error *e
     box = act_acquire(&spec, id, user, err);
     if (box == NULL) {
         TRACE("acquire %s: %s %s (%s)", thread, pdk_error_kind_name(err->kind), err->reason, err->message);
-        if (me->created >= 0 && W.gens[me->created].present)
+        if (me->created >= 0 && W.gens[me->created].present && !pod_ends(me->created))
             violation("%s leaves g%d, which its failed acquire has made", me->in->name, me->created);
         return NULL;
     }
@@ -416,7 +420,9 @@ static void one_deed(void)
     int g = W.gen_count == 0 ? -1 : (int)below((uint32_t)W.gen_count);
     switch (below(P.files ? 10 : 8)) {
     case 0:
-        if (g >= 0 && W.gens[g].present) {
+        if (g >= 0 && P.remote && chance(1, 2)) {
+            pods_trouble(g);
+        } else if (g >= 0 && W.gens[g].present) {
             TRACE("g%d dies", g);
             W.gens[g].present = false;
             W.gens[g].self_died = true;
@@ -531,6 +537,7 @@ static void heal(void)
                 insts[i].mono_off += insts[i].paused_until - now;
             insts[i].paused_until = now;
         }
+    pods_heal();
     for (int g = 0; g < W.gen_count; g++) {
         W.gens[g].healthy = W.gens[g].ready = true;
         W.gens[g].sticky = false;
@@ -633,7 +640,12 @@ static void choose_plan(void)
                 .shutdown_of = -1,
                 .nemesis = chance(1, 2) ? (int)below(6) : 0 };
     P.unique |= !P.shared_turns; /* runtimes that share no turns share an engine in which a name stands for one thing */
-    if (chance(1, 6)) { /* no guest enforces anything: then nobody may be held up for longer than the leases' margin */
+    P.remote = chance(1, 6);
+    if (P.remote) {
+        P.unique = P.other_info = true;
+        P.modes = 1;
+    }
+    if (P.remote || chance(1, 6)) { /* no guest enforces anything: then nobody may be held up for longer than the leases' margin */
         P.fenced = false;
         P.pause_rate = P.stall_rate = P.slow_rate = 0;
     }
@@ -657,8 +669,8 @@ void scenario_begin(uint64_t seed)
     scenario_over = false;
     clients_left = probes_failed = 0;
     TRACE(
-        "seed %llu: %d runtimes, %d ids, %d clients each, %d calls each; %s engine; idle limit %g s; faults 1/%u, focus %s",
-        (unsigned long long)seed, P.insts, P.ids, P.clients, P.ops, P.unique ? "unique-name" : "many-generations",
+        "seed %llu: %d runtimes, %d ids, %d clients each, %d calls each; %s; idle limit %g s; faults 1/%u, focus %s",
+        (unsigned long long)seed, P.insts, P.ids, P.clients, P.ops, P.remote ? "Pods" : P.unique ? "unique-name engine" : "many-generations engine",
         P.idle_timeout, P.fault_rate, P.focus == OP_KINDS ? "-" : op_names[P.focus]);
     for (int i = 0; i < MAX_INST; i++) {
         inst *in = &insts[i];
@@ -667,6 +679,7 @@ void scenario_begin(uint64_t seed)
         in->mono_off = in->boot_off - (pdk_ns)below(1000) * SEC;
         in->wall_off = (pdk_ns)below(7200) * SEC;
         in->rt->fenced = P.fenced;
+        in->rt->backend = P.remote ? in->remote : in->engine;
         in->rt->config.health_ttl = chance(1, 2) ? 0 : 2;
         in->rt->config.replicas = 1 + (int)below(3);
         in->rt->config.max_sandboxes = chance(1, 6) ? 2 : -1;

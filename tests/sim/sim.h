@@ -3,6 +3,7 @@
  *   arena.c     malloc at a fixed address; the snapshot that each schedule starts from
  *   fibers.c    core/sync.h on fibers: the scheduler, virtual time
  *   world.c     what would be outside: the engine and its guests, the ownership store, the journal
+ *   pods.c      a provisioner and its Pods, for the real backend of that name
  *   files.c     a disk under the core's own journal: what the crash of a machine loses of it
  *   wire.c      requests to that world and their answers, as the core sees them: delays, errors, lost answers, crashes
  *   check.c     what must hold, after every step
@@ -56,6 +57,7 @@ typedef struct fiber {
     act *act;          /* the operation that it works for, or submits; NULL */
     int acquires;      /* the identity whose acquire it carries out, from 1; 0 = none */
     bool asking;       /* a request is under way */
+    int posts;         /* sent by the create that it carries out */
     unsigned char tls[256];
 } fiber;
 extern fiber fibers[MAX_FIBERS];
@@ -83,6 +85,8 @@ typedef struct gen { /* one generation of a sandbox in the engine */
     int64_t token, doom_expected, doom_token;
     pdk_ns fenced_at;
     bool sticky; /* stops are accepted and nothing happens */
+    int pod;     /* of a Pod: its state, of pods.c */
+    pdk_ns turns_at, asked_at; /* when that state ends by itself; since when a delete is accepted; 0 = never */
     pdk_ns born;
 } gen;
 typedef struct client {
@@ -149,6 +153,9 @@ typedef struct op { /* a request and its answer; complete in itself, so that the
     bool covered;   /* a stop: whoever asked held a live `del` lease then */
     bool by_itself; /* a stop that nobody has asked for */
     bool own;
+    bool remote, named; /* a request to the provisioner; a delete that says which Pod it means */
+    int route;
+    pdk_ns limit; /* its own; 0 = the usual one of its kind */
     /* the answer */
     int rc; /* 1, 0, -1 */
     pdk_error_kind error;
@@ -159,6 +166,7 @@ typedef struct op { /* a request and its answer; complete in itself, so that the
     bool owner_del, killed;
     int owner;
     uint64_t seen; /* generations, a bit each */
+    int status, pod; /* of HTTP; the state of the Pod that was there */
 } op;
 
 typedef struct world {
@@ -194,6 +202,7 @@ struct inst {
     pdk_runtime *rt;
     pdk_script *script;
     pdk_journal *files; /* of the disk */
+    pdk_iface *engine, *remote; /* the backends: of wire.c, of pods.c */
     bool active, dead, closing, closed;
     bool suspended; /* with its machine, while it is paused: its monotonic clock stands still */
     pdk_ns paused_until, mono_off, boot_off, wall_off;
@@ -206,6 +215,7 @@ typedef struct plan { /* what the seed has chosen */
     int insts, ids, clients, ops;
     bool shared_turns, unique, other_info, fenced, regrant;
     bool files; /* the journal is on the disk that they share */
+    bool remote; /* sandboxes are Pods */
     bool spurious;
     int switch_mode;                 /* 0..3: how eagerly fibers are switched; 4: priorities */
     uint32_t fault_rate;             /* 1 in n requests; 0 = never */
@@ -269,6 +279,16 @@ void act_handed_out(void);
 int act_exec(pdk_box *box, const pdk_exec_spec *spec, pdk_result *out, pdk_error *err); /* as pdk_box_exec */
 void acts_check_end(void);          /* nobody waits any more: nothing that was cancelled is held */
 
+/* ---- pods.c ---- */
+void pods_read_table(void);
+void pods_backend(lua_State *L, inst *in);
+void pods_perform(op *o);
+pdk_ns pods_next(void); /* when a state ends by itself next */
+void pods_pass(void);   /* those whose time has come */
+void pods_trouble(int g);
+void pods_heal(void);
+bool pod_ends(int g);
+
 /* ---- files.c ---- */
 void files_format(void);
 void files_open(inst *in);
@@ -281,6 +301,7 @@ int files_list(op *o, pdk_pack *out, pdk_error *err);
 
 /* ---- wire.c ---- */
 void wire_table(lua_State *L, inst *in);
+void wire_ask(op *o);
 pdk_lease *wire_lease(inst *in);
 pdk_journal *wire_journal(inst *in);
 void info_generation(char *to, size_t size, int g);

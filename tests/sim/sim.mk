@@ -15,7 +15,7 @@ sim: $(SIM)  ## 100,000 seeded schedules of threads, crashes, faults and cancell
 	$(Q)$(SIM) $(if $(SEED),-s $(SEED),-n $(N) -j $(JOBS))
 
 sim-mutants: $(SIM)  ## one fault in the core at a time (tests/sim/mutants): does a schedule find it? T=part of a name
-	$(Q)CC='$(CC)' CFLAGS='$(SIM_CFLAGS)' LINK='$(SIM_WRAP:%=-Wl,--wrap=%) $(SIM_LIBS)' SIM_B=$(SIM_B) JOBS=$(JOBS) \
+	$(Q)CC='$(CC)' CFLAGS='$(SIM_CFLAGS)' LINK='$(SIM_WRAP:%=-Wl,--wrap=%) $(SIM_LIBS)' SIM_B=$(SIM_B) EMBEDDED=$(B)/embedded.c JOBS=$(JOBS) \
 	    BUDGET=$(N) $(LUA) tests/sim/mutate.lua $(if $(T),'$(T)')
 
 $(SIM): $(SIM_OBJ) $(SIM_B)/embedded.o

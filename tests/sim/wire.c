@@ -47,7 +47,7 @@ static void trace_answer(const op *o)
         trace("  %s: yes, token %lld", describe(o), (long long)o->out_token);
     else if (o->kind == OP_OWNER && o->rc == 1)
         trace("  %s: %s%s", describe(o), insts[o->owner].name, o->owner_del ? ", del" : "");
-    else if ((o->kind == OP_CREATE || o->kind == OP_INSPECT || o->kind == OP_DISCOVER) && o->rc == 1)
+    else if ((o->kind == OP_CREATE || o->kind == OP_INSPECT || o->kind == OP_DISCOVER) && o->rc == 1 && !o->remote)
         trace("  %s: g%d%s%s, token %lld", describe(o), o->out_gen, W.gens[o->out_gen].doomed ? ", doomed" : "",
               W.gens[o->out_gen].ready ? "" : ", not ready", (long long)W.gens[o->out_gen].token);
     else
@@ -66,7 +66,7 @@ static pdk_ns limit_of(const op *o)
     pdk_ns at = pdk_limit_current()->deadline;
     if (at != PDK_NEVER && me->in != NULL)
         at -= me->in->mono_off;
-    pdk_ns own = now + (of_store(o->kind) ? 5 : 60) * SEC;
+    pdk_ns own = o->limit != 0 ? o->limit : now + (of_store(o->kind) ? 5 : 60) * SEC;
     return at < own ? at : own;
 }
 
@@ -153,11 +153,11 @@ static void ask_ends(const op *o)
     point();
 }
 
-static void ask(op *o)
+void wire_ask(op *o)
 {
     pdk_ns limit = limit_of(o);
     ask_begins(o);
-    if (o->kind == OP_DESTROY)
+    if (o->kind == OP_DESTROY && o->gen >= 0)
         check_stop(o, true);
     perhaps_crash(o, "before");
     if (o->kind == OP_DOOM || (o->kind == OP_CONNECT && !o->own))
@@ -190,7 +190,7 @@ static void ask(op *o)
     }
     if (o->kind == OP_FENCE && o->rc == 1) /* from here on it speaks under that token */
         W.clients[o->client].token = o->token;
-    if (o->kind == OP_CREATE && o->rc == 1)
+    if (o->kind == OP_CREATE && o->rc == 1 && (!o->remote || o->status == 201))
         me->created = o->out_gen;
     if (o->kind == OP_CONNECT) /* for another try */
         me->doom_refused = false;
@@ -393,7 +393,7 @@ static int call(lua_State *L)
     if (o.kind == OP_CLOSE && ++W.clients[o.client].closed > 1)
         violation("client %d (of g%d) is closed twice", o.client, W.clients[o.client].gen);
     pdk_script_block(L);
-    ask(&o);
+    wire_ask(&o);
     pdk_script_unblock(L);
     if (o.rc >= 0)
         return push_answer(L, &o);
@@ -431,7 +431,7 @@ static op store_op(opkind kind, void *self, const char *id)
 
 static int store_ask(op *o, pdk_error *err)
 {
-    ask(o);
+    wire_ask(o);
     if (o->rc >= 0)
         return o->rc;
     return pdk_fail_reason(err, o->error, o->reason, "the store did not answer (%s)", op_names[o->kind]);
@@ -509,7 +509,7 @@ static int journal_ask(opkind kind, void *self, const char *id, const char *gene
     int (*const of_files[])(op *, const char *, const char *, pdk_error *) = { files_has, files_retire };
     o.gen = generation_number(generation);
     if (!P.files) {
-        ask(&o);
+        wire_ask(&o);
         return o.rc >= 0 ? o.rc : pdk_fail_reason(err, o.error, o.reason, "the journal failed (%s)", op_names[kind]);
     }
     ask_begins(&o);
@@ -546,7 +546,7 @@ static int list_records(void *self, pdk_pack *out, pdk_error *err)
     op o = store_op(OP_RECORDS, self, "a");
     if (P.files)
         return list_files(&o, out, err);
-    ask(&o);
+    wire_ask(&o);
     if (o.rc < 0)
         return pdk_fail_reason(err, o.error, o.reason, "the journal failed (list)");
     pdk_mark list = pdk_begin_list(out);

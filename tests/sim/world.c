@@ -285,6 +285,10 @@ static void journal_retire(op *o)
 void perform(op *o)
 {
     o->rc = 0;
+    if (o->remote) {
+        pods_perform(o);
+        return;
+    }
     switch (o->kind) {
     case OP_CREATE: engine_create(o); break;
     case OP_DESTROY: engine_stop(o); break;
@@ -339,7 +343,7 @@ void perform(op *o)
 
 pdk_ns late_next(void)
 {
-    pdk_ns at = PDK_NEVER;
+    pdk_ns at = pods_next();
     for (int i = 0; i < W.late_count; i++)
         if (W.late[i].at < at)
             at = W.late[i].at;
@@ -348,6 +352,7 @@ pdk_ns late_next(void)
 
 void late_run(void)
 {
+    pods_pass();
     for (int i = 0; i < W.late_count; i++)
         if (W.late[i].at <= now) {
             op o = W.late[i].o;

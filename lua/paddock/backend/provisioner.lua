@@ -304,11 +304,11 @@ function Backend:_post(id, body, deadline)
   return sandbox, wrong
 end
 
---- A sandbox without an endpoint has one soon, or never.
+--- A sandbox without an endpoint has one soon, or never. When the caller's time is over, or it has gone, the wait ends without
+--- an error: what was made must get into the hands of the core, which takes it back.
 function Backend:_with_endpoint(s, deadline)
   local pause = SEARCH_PAUSE
-  while not s.url and io.now() < deadline do
-    io.sleep(pause)
+  while not s.url and io.now() < deadline and pcall(io.sleep, pause) do
     pause = math.min(pause * 2, SEARCH_PAUSE_MAX)
     local fine, now = pcall(self._get, self, s.sandbox_id)
     if fine and now and (s.generation == nil or now.generation == s.generation) then s = now end
@@ -335,7 +335,7 @@ function Backend:create(spec)
   local reason, message = rejection(body, s)
   if reason then return rejected(self:_info(s), reason, message) end
   s = self:_with_endpoint(s, deadline)
-  if not s.url then return rejected(self:_info(s), "no_endpoint", "the provisioner gives it no address") end
+  if not s.url then return rejected(self:_info(s), "no_endpoint", "the provisioner has given it no address in time") end
   return self:_info(s)
 end
 
