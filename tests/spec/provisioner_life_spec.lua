@@ -169,6 +169,19 @@ describe("a runtime with the provisioner backend", function()
     end
   end)
 
+  for _, way in ipairs(WAYS) do
+    it("takes back what has no address yet when its caller's time runs out: " .. way.name .. " [H8 H9]", function()
+      double:tell { set = { endpoint = false } }
+      local rt = open({}, { create_timeout = 20 })
+      local ok = pcall(way.acquire, rt, { user = "alice", thread = "t1", timeout = 0.3 })
+      assert.is_false(ok)
+      local id = rt:explain(ALICE).id
+      assert.is_true(support.eventually(function() return double:pod(id) == nil end, 20))
+      assert.equal(1, double:count "create")
+      assert.equal(1, double:count "delete")
+    end)
+  end
+
   it("hands out nothing when the answer is about another sandbox", function()
     local rt = open()
     for _, route in ipairs { "create", "get" } do

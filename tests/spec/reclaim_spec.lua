@@ -182,6 +182,29 @@ describe("a claim", function()
     assert.equal(1, #world:running())
   end)
 
+  it("that ended while a peer owned it is found out, whatever is trusted of its health, where no guest knows tokens [E5, O8]", function()
+    world = support.world { fenced = false }
+    local rts, ended = {}, world:count "destroy"
+    for i = 1, 2 do
+      rts[i] = world:open { ownership = world.ownership, journal = world.journal, health_ttl = 60, idle_timeout = 600 }
+    end
+    local first = rts[1]:acquire(ALICE)
+    local id, old = first.id, first.generation
+    first:release()
+    rts[2]:acquire(ALICE):release()
+    assert.is_true(rts[2]:destroy(id))
+    assert.equal(ended + 1, world:count "destroy")
+    local box = rts[1]:acquire(ALICE)
+    assert.are_not.equal(old, box.generation)
+    assert.equal("created", box.source)
+    assert.equal("x\n", box:exec("echo x").stdout)
+    box:release()
+    -- one that a peer had, and left as it was, is had again
+    rts[2]:acquire(ALICE):release()
+    assert.equal(box.generation, rts[1]:acquire(ALICE).generation)
+    assert.equal(2, world:count "create")
+  end)
+
   it("for a destruction that failed, of a runtime that died: neither free nor available, until another one ends it [B027]", function()
     local gone = world:open { ownership = world.ownership, journal = world.journal }
     local box = gone:acquire(ALICE)

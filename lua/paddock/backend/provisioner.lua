@@ -470,8 +470,13 @@ end
 function Backend:_superseded(info)
   if not info.generation then return false end
   if type(info.seen_at) == "number" and io.now() >= info.seen_at and io.now() - info.seen_at < SEEN_FRESH then return false end
-  local s = self:_get(info.sandbox_id)
-  return s ~= nil and s.generation ~= nil and s.generation ~= info.generation
+  local s, present, generation = self:_get(info.sandbox_id), nil, nil
+  if s then
+    generation = s.generation
+  else -- one that has no Service, or ends, is seen at the Pod only
+    present, generation = self:_presence(info.sandbox_id)
+  end
+  return (s ~= nil or present) and generation ~= nil and generation ~= info.generation
 end
 
 --- Waits until the Pod is gone: it ends gracefully, and a stop that is not over yet counts as one that failed. A look that
@@ -480,7 +485,7 @@ function Backend:_wait_gone(info)
   local seconds = math.min(self.options.gone_timeout, (io.deadline() or math.huge) - 1) -- an end of the wait, not of the stop
   local deadline, pause = io.now() + seconds, SEARCH_PAUSE / 2
   while io.now() < deadline do
-    io.sleep(math.min(pause, deadline - io.now()))
+    io.sleep(math.max(0, math.min(pause, deadline - io.now())))
     pause = math.min(pause * 2, SEARCH_PAUSE_MAX)
     local fine, present, generation = pcall(self._presence, self, info.sandbox_id)
     if not fine or not present or (generation and info.generation and generation ~= info.generation) then return end
