@@ -470,13 +470,10 @@ end
 function Backend:_superseded(info)
   if not info.generation then return false end
   if type(info.seen_at) == "number" and io.now() >= info.seen_at and io.now() - info.seen_at < SEEN_FRESH then return false end
-  local s, present, generation = self:_get(info.sandbox_id), nil, nil
-  if s then
-    generation = s.generation
-  else -- one that has no Service, or ends, is seen at the Pod only
-    present, generation = self:_presence(info.sandbox_id)
-  end
-  return (s ~= nil or present) and generation ~= nil and generation ~= info.generation
+  local s = self:_get(info.sandbox_id)
+  local present, generation = s ~= nil, s and s.generation
+  if not s then present, generation = self:_presence(info.sandbox_id) end -- one without a Service, or that ends, is seen there only
+  return present and generation ~= nil and generation ~= info.generation
 end
 
 --- Waits until the Pod is gone: it ends gracefully, and a stop that is not over yet counts as one that failed. A look that
