@@ -44,6 +44,17 @@ describe("a rootless podman, for its own user", function()
     assert.equal(facts.CgroupVersion == "1", out:find("limits are not kept", 1, true) ~= nil)
   end)
 
+  it("is found without a process that stays, or a store of the user's, where the service is another's", function()
+    if why then return pending(why) end
+    local home = place .. "/home"
+    sh(("install -d -m 700 -o %d -g %d %s %s/run"):format(known.uid, known.uid, home, home))
+    local out = sh(("cd / && setpriv --reuid %d --regid %d --clear-groups env -i PATH=/usr/bin:/bin HOME=%s XDG_RUNTIME_DIR=%s/run"
+      .. " DOCKER_HOST=unix://%s %s/paddock doctor --config %s/config.lua"):format(known.uid, known.uid, home, home, known.socket, place,
+      place))
+    assert.matches("rootless, at", out)
+    assert.equal("", (sh(("grep -lsz '^HOME=%s' /proc/[0-9]*/environ; find %s -type f"):format(home, home))))
+  end)
+
   for _, plane in ipairs { "guest", "exec" } do
     it("makes a sandbox, runs in it over plane " .. plane .. ", and takes it down", function()
       if why then return pending(why) end

@@ -646,8 +646,43 @@ def listdir(path):
         return []
 
 
+def home_of(pid):
+    """HOME in the environment that a process began with; "" where it has none or has ended."""
+    try:
+        with open("/proc/%s/environ" % pid, "rb") as f:
+            for one in f.read().split(b"\0"):
+                if one.startswith(b"HOME="):
+                    return os.fsdecode(one[5:])
+    except OSError:
+        pass
+    return ""
+
+
+def end_processes(ours):
+    """Ends what runs on the host with a home of which ours(home) is true, and waits for it: podman that a suite calls by hand as the
+    other user leaves one process that holds that user's namespaces, with nothing of the set in its command line."""
+    ended = []
+    for pid in listdir("/proc"):
+        if pid.isdigit() and ours(home_of(pid)):
+            try:
+                fd = os.pidfd_open(int(pid))
+            except OSError:
+                continue
+            ended.append(fd)
+            if ours(home_of(pid)):  # the number may have become another one's before it was held
+                try:
+                    signal.pidfd_send_signal(fd, signal.SIGKILL)
+                except OSError:
+                    pass
+    end = time.monotonic() + 10
+    for fd in ended:
+        select.select([fd], [], [], max(0, end - time.monotonic()))
+        os.close(fd)
+
+
 def sweep(folder):
-    """All that a set left behind whose processes are gone."""
+    """All that a set left behind whose engines are gone."""
+    end_processes(lambda home: home.startswith(folder + "/"))
     containers = listdir(folder + "/podman/graph/%s-containers" % "overlay") + listdir(folder + "/podman/graph/vfs-containers")
     containers += [n[7:] for n in listdir(folder + "/podman/cgroups")]
     end = time.monotonic() + 10
@@ -660,8 +695,15 @@ def sweep(folder):
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def sweep_strays():
-    """Sets whose keeper was killed: its lock is free. Their processes died with it."""
+def sweep_strays(fresh):
+    """Sets whose keeper was killed: its lock is free. Their engines died with it. Also what runs of sets whose folders are gone, or
+    of a former one where `fresh` will be."""
+    def gone(home):
+        parts = home.split("/")
+        folder = "/".join(parts[:3])
+        return len(parts) > 3 and folder.startswith("/tmp/pdk-engines.") and (folder == fresh or not os.path.lexists(folder))
+
+    end_processes(gone)
     for name in listdir("/tmp"):
         folder = "/tmp/" + name
         if not name.startswith("pdk-engines.") or not os.path.isfile(folder + "/keeper"):
@@ -730,7 +772,7 @@ def start(folder, owner):
         if os.geteuid() != 0:
             state = {"why": "container engines need root here"}
         else:
-            sweep_strays()
+            sweep_strays(folder)
             r, w = os.pipe()
             sys.stdout.flush()
             child = os.fork()
@@ -788,7 +830,7 @@ def stop(folder):
             fcntl.flock(f, fcntl.LOCK_EX)  # free when it has swept
     except (OSError, ValueError):
         pass
-    shutil.rmtree(folder, ignore_errors=True)
+    sweep(folder)  # what the keeper did not: it may have been killed
 
 
 def run(folder, command):

@@ -304,17 +304,19 @@ CHECKS["policies"] = function(_, _, checkers)
   return ok(("%d loaded and asked once"):format(files))
 end
 
-local function engine(name)
+--- `arguments`: of a command that changes nothing.
+local function engine(name, arguments, before)
   return function(probe)
     local path = which(probe, name)
     if not path then return info("not installed (only needed for that backend)") end
-    local result, why = probe.run({ path, "version", "--format", "{{.Server.Version}}" }, 5)
-    if result and result.code == 0 then return info(("%s, server %s"):format(path, first_line(result.out))) end
+    local result, why = probe.run({ path, table.unpack(arguments) }, 5)
+    if result and result.code == 0 then return info(("%s, %s%s"):format(path, before, first_line(result.out))) end
     return info(("%s, but it does not answer: %s"):format(path, why or first_line(result.err ~= "" and result.err or result.out)))
   end
 end
-CHECKS["docker"] = engine("docker")
-CHECKS["podman"] = engine("podman")
+CHECKS["docker"] = engine("docker", { "version", "--format", "{{.Server.Version}}" }, "server ")
+-- Any command of podman's makes a store for a user that is not root, and leaves a process behind that holds namespaces.
+CHECKS["podman"] = engine("podman", { "--version" }, "")
 
 --- Whether a key that is sent there in clear text stays within a machine or a cluster.
 local function stays_near(host)
