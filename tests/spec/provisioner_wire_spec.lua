@@ -153,7 +153,13 @@ describe("an answer's text", function()
     assert.is_true(says '{"detail":"Sandbox \'abc\' not found"}')
     assert.is_true(says '{"sandbox_id":"abc"}')
     assert.is_true(says '{"detail":{"sandbox_id":"abc"}}')
-    for _, text in ipairs { '{"detail":"Not Found"}', "", "<html>404</html>", '{"detail":"abcd not found"}', '{"detail":5}', "{}" } do
+    for _, detail in ipairs { "no sandbox abc", "Sandbox abc: not found", "not found: abc.", "no sandbox (abc)", "abc" } do
+      assert.is_true(says(json.encode { detail = detail }), detail)
+    end
+    for _, text in ipairs { '{"detail":"Not Found"}', "", "<html>404</html>", '{"detail":"abcd not found"}', '{"detail":5}', "{}",
+      '{"detail":"Cannot GET /api/sandboxes/abc"}', '{"detail":"no route for http://p/api/sandboxes/abc/presence"}',
+      '{"detail":"/abc"}', '{"detail":"abc/presence"}', '{"detail":"x-abc"}', '{"detail":"ABC"}', '{"detail":"abc","detail":"abc"}',
+      '{"sandbox_id":"abd","detail":"Not Found"}' } do
       assert.is_false(says(text), text)
     end
   end)

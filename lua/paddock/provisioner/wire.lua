@@ -358,7 +358,7 @@ function M.read_capabilities(_json, object)
 end
 
 --- Whether a 404 says that this sandbox is not there. A 404 that does not name it may come from a proxy, a wrong base path, or a
---- server without that route: of the sandbox it says nothing.
+--- server without that route: of the sandbox it says nothing. Nor does one that repeats the path in which the id stands.
 ---@param json table
 ---@param text string
 ---@param id string
@@ -370,8 +370,8 @@ function M.says_missing(json, text, id)
   local detail = object.detail
   if type(detail) == "table" then return detail.sandbox_id == id end
   if type(detail) ~= "string" then return false end
-  for word in detail:gmatch("[a-z0-9-]+") do
-    if word == id then return true end
+  for word in detail:gmatch("[^%s'\"`]+") do
+    if word:gsub("^[(%[]+", ""):gsub("[.,:;!)%]]+$", "") == id then return true end
   end
   return false
 end
