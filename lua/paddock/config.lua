@@ -479,7 +479,8 @@ local OPTIONS = {
 --- be secrets.
 local FOR_POLICIES = {
   "image", "limits", "network", "mounts", "mount_roots", "data_dir", "idle_timeout", "replicas", "max_sandboxes",
-  "reap_interval", "orphan_ttl", "ready_timeout", "discover_timeout", "stop_timeout", "command_timeout", "health_ttl",
+  "reap_interval", "orphan_ttl", "ready_timeout", "ready_interval", "discover_timeout", "stop_timeout", "command_timeout",
+  "health_ttl",
 }
 
 local function default_state_dir()

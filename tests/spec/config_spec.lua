@@ -294,6 +294,10 @@ describe("options", function()
     assert.equal("gold", out.policy_config.tier)
     assert.equal(90, out.policy_config.idle_timeout)
     assert.is_nil(out.policy_config.environment)
+    for _, name in ipairs { "idle_timeout", "replicas", "reap_interval", "orphan_ttl", "ready_timeout", "ready_interval",
+      "discover_timeout", "stop_timeout", "command_timeout", "health_ttl" } do
+      assert.equal(out[name], out.policy_config[name])
+    end
     assert_names("policy_options.idle_timeout", { policy_options = { idle_timeout = 5 } })
   end)
 
