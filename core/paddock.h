@@ -52,11 +52,11 @@ extern "C" {
     X(CLOSED, closed)                                 /* the runtime or the box is closed */                 \
     X(POLICY_ERROR, policy_error)                     /* a policy failed or answered outside its contract */ \
     X(BACKEND_ERROR, backend_error)                   /* the engine failed; `stage` says in what */          \
-    X(SHARED_WORKSPACE_UNSUPPORTED, shared_workspace_unsupported)                                            \
-    X(PRESERVATION_UNSUPPORTED, preservation_unsupported)                                                    \
+    X(SHARED_WORKSPACE_UNSUPPORTED, shared_workspace_unsupported) /* takes no existing workspace */          \
+    X(PRESERVATION_UNSUPPORTED, preservation_unsupported) /* keeps nothing of what it ends */                 \
     X(UNSUPPORTED, unsupported)                       /* not possible here or in this place */               \
     X(IO_ERROR, io_error)                             /* local storage failed */                             \
-    X(NO_MEMORY, no_memory)
+    X(NO_MEMORY, no_memory)                           /* this process has none left */
 
 typedef enum pdk_error_kind {
     PDK_OK = 0,

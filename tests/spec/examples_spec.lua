@@ -491,6 +491,26 @@ describe("the README", function()
     support.cleanup()
   end)
 
+  it("names every event that is no failure, what every kind of error means, and the commands' own options", function()
+    local events = text:match("\n(Events are .-)\n\n")
+    local source = support.sh("cat core/*.c")
+    local count = 0
+    for level, event in source:gmatch('pdk_emit%([^,]*, PDK_(%u+), "([%w_]+)"') do
+      if level == "INFO" or event == "teardown" or event == "lost" then
+        count = count + 1
+        assert.truthy(events:find("`" .. event .. "`", 1, true), event .. " is not in the README")
+      end
+    end
+    assert.is_true(count >= 12, "the core's events are no longer found: " .. count)
+    for name in support.read_file("core/paddock.h"):gmatch("\n    X%(%u[%u_]*, ([%w_]+)%)%s*[\\\n]") do
+      error(name .. " is a kind without a comment in core/paddock.h, which the README refers to")
+    end
+    local usage = text:match("\n    (paddock exec %[[^\n]*)")
+    for _, option in ipairs { "--user U", "--thread T", "--config F", "--backend B", "--timeout S", "-e K=V", "--keep|--destroy" } do
+      assert.truthy(usage:find(option, 1, true), option)
+    end
+  end)
+
   it("names every kind of error and every function of a runtime and a box", function()
     for _, kind in ipairs(require("paddock").errors.kinds) do
       assert.truthy(text:find("`" .. kind .. "`", 1, true), kind .. " is not in the README")
