@@ -209,7 +209,7 @@ function M.proc_cover()
     local stat = fd and fd:stat()
     if stat and stat.mode & OTHERS_READ ~= 0 then
       if stat.type == "directory" then
-        add("--perms", "0555", "--size", "4096", "--tmpfs", path)
+        add("--perms", "0555", "--size", "4096", "--tmpfs", path, "--remount-ro", path) -- its owner is the user inside
       else
         add("--dev-bind", "/dev/null", path)
       end
