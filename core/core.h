@@ -171,10 +171,15 @@ typedef struct pdk_teardown {
     int64_t fenced_with;    /* with `info`: a token of ours that its guest may have seen since; 0 = none */
     bool (*still)(const pdk_entry *e, void *ctx); /* NULL, or the caller's test, under the registry lock */
     void *ctx;
-    char why[40];           /* out, of REFUSED: "holders", "reserved", "used", "peer", "unavailable", "taken" */
+    char why[40];           /* out, of REFUSED: "holders", "reserved", "used", "peer", "unavailable", "taken";
+                               of one that is not tracked also "busy": see pdk_turn_for_teardown */
 } pdk_teardown;
 /* The one path by which anything is ever stopped. */
 pdk_teardown_result pdk_fence_teardown(pdk_runtime *rt, pdk_teardown *td, pdk_error *err);
+/* runtime.c: the turn of an id that is not tracked here, so that no acquire of it is half-way, in this process or another, while it
+ * is torn down. Who has its lease may be at work on it for as long as an engine takes, or be stopped: that is not waited for, nor
+ * is who keeps the turn for longer than stop_timeout. 1 = entered, 0 = not (why[40]: "peer", "busy"), -1 = error. */
+int pdk_turn_for_teardown(pdk_runtime *rt, const char *id, pdk_turn *turn, char *why, pdk_error *err);
 /* After PDK_TD_REPLACED: what was to be stopped again is gone, and the tracked entry with it. `incarnation` 0 = whichever. */
 void pdk_fence_forget_replaced(pdk_runtime *rt, const char *id, uint64_t incarnation);
 

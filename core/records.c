@@ -65,8 +65,10 @@ static int deferred(pdk_error *err, const char *why)
 static int retire(pdk_runtime *rt, const char *id, pdk_error *err)
 {
     PDK_AUTO_TURN turn = PDK_NO_TURN;
-    if (pdk_turn_enter_id(rt->serial, id, &turn, pdk_limit_current(), err) < 0)
-        return -1;
+    char why[40];
+    int entered = pdk_turn_for_teardown(rt, id, &turn, why, err);
+    if (entered <= 0)
+        return entered < 0 ? -1 : deferred(err, why);
     int recorded = pdk_journal_has(rt->journal, id, NULL, err);
     if (recorded <= 0)
         return recorded < 0 ? -1 : 1;

@@ -652,14 +652,36 @@ int pdk_runtime_advance(pdk_runtime *rt, double s, double wall_s, pdk_error *err
 
 /* ---- destroy ---- */
 
+int pdk_turn_for_teardown(pdk_runtime *rt, const char *id, pdk_turn *turn, char *why, pdk_error *err)
+{
+    PDK_AUTO_ERROR own = PDK_NO_ERROR;
+    pdk_lease_owner owner;
+    if (pdk_lease_owner_of(rt->lease, id, &owner, &own) == 1 && !owner.ours) { /* no answer: the claim will hear the same */
+        strcpy(why, "peer");
+        return 0;
+    }
+    pdk_error_clear(&own);
+    const pdk_limit *outer = pdk_limit_current();
+    pdk_limit limit = pdk_limit_for(outer, rt->config.stop_timeout);
+    if (pdk_turn_enter_id(rt->serial, id, turn, &limit, &own) == 0)
+        return 1;
+    if (own.kind == PDK_E_TIMEOUT && pdk_now_monotonic() < outer->deadline) {
+        strcpy(why, "busy");
+        return 0;
+    }
+    pdk_error_move(err, &own);
+    return -1;
+}
+
 /* Not tracked here: what the engine knows of the id, if anything. */
 static pdk_teardown_result destroy_untracked(pdk_runtime *rt, const char *id, pdk_teardown *td, pdk_error *err)
 {
     PDK_AUTO_PACK info = PDK_NO_PACK;
-    PDK_AUTO_TURN turn = PDK_NO_TURN; /* so that no acquire of it is half-way, here or in another process */
+    PDK_AUTO_TURN turn = PDK_NO_TURN;
     pdk_acquire_unwanted(rt, id);
-    if (pdk_turn_enter_id(rt->serial, id, &turn, pdk_limit_current(), err) < 0)
-        return PDK_TD_ERROR;
+    int entered = pdk_turn_for_teardown(rt, id, &turn, td->why, err);
+    if (entered <= 0)
+        return entered < 0 ? PDK_TD_ERROR : PDK_TD_REFUSED;
     int there = pdk_engine_inspect(rt, id, PDK_NO_VIEW, &info, err);
     if (there <= 0)
         return there < 0 ? PDK_TD_ERROR : PDK_TD_DONE;

@@ -509,7 +509,7 @@ TEST("a reconciliation between an unready teardown's reservation and its claim d
     world_end(rt);
 }
 
-/* ---- what is in the way of an acquire ---- */
+/* ---- what is in the way of a destroy ---- */
 
 static atomic_int touching_calls; /* that ask about a sandbox, stop one or make one */
 static int count_touching(const char *name, const char *id, const char *detail, double *seconds)
@@ -520,6 +520,44 @@ static int count_touching(const char *name, const char *id, const char *detail, 
         atomic_fetch_add(&touching_calls, strcmp(name, names[i]) == 0);
     return 0;
 }
+
+static int nobody_is_waited_for(pdk_runtime *rt, const char *id, const char *why, int (*end)(pdk_runtime *, const char *, pdk_error *))
+{
+    PDK_AUTO_ERROR err = PDK_NO_ERROR;
+    int rc = end(rt, id, &err);
+    CHECK_INT(err.kind, PDK_OK);
+    if (rc == 0) {
+        CHECK_STR(err.reason, "deferred");
+        CHECK_STR(err.message, why);
+    }
+    return rc;
+}
+
+TEST("who has the turn of an id in another process and keeps it is waited for no longer than a stop may take [B030]")
+{
+    char path[300], id[] = "made-elsewhere";
+    pdk_runtime *rt = world = world_open("threads = true, reap_interval = 3600, stop_timeout = 0.05,");
+    PDK_AUTO_ERROR err = PDK_NO_ERROR;
+    snprintf(path, sizeof path, "%s/state/turns", test_tmpdir());
+    pdk_serial *other = pdk_serial_new(path, true, &err); /* as another process: a file description of its own */
+    pdk_turn held = PDK_NO_TURN;
+    CHECK_INT(pdk_turn_enter_id(other, id, &held, &PDK_NO_LIMIT, &err), 0);
+    CHECK_INT(pdk_journal_record(rt->journal, id, NULL, "test", &err), 0);
+    atomic_store(&touching_calls, 0);
+    world_hook = count_touching;
+    CHECK_INT(nobody_is_waited_for(rt, id, "busy", pdk_runtime_destroy), 0);
+    CHECK_INT(nobody_is_waited_for(rt, id, "busy", pdk_runtime_retire), 0);
+    CHECK_INT(atomic_load(&touching_calls), 0);
+    CHECK_INT(pdk_journal_has(rt->journal, id, NULL, &err), 1);
+    pdk_turn_leave(&held);
+    CHECK_INT(nobody_is_waited_for(rt, id, "", pdk_runtime_retire), 1);
+    CHECK_INT(pdk_journal_has(rt->journal, id, NULL, &err), 0);
+    CHECK_INT(nobody_is_waited_for(rt, id, "", pdk_runtime_destroy), 1);
+    pdk_serial_free(other);
+    world_end(rt);
+}
+
+/* ---- what is in the way of an acquire ---- */
 
 TEST("what another teardown of this process has reserved is left to it: nothing is asked, stopped or made [K13, K17, K8]")
 {

@@ -175,6 +175,7 @@ describe("paddock quarantine", function()
         create = function() error("none is made here") end,
         destroy = function()
           if io.open(folder .. "/broken") then error("the engine is down", 0) end
+          while io.open(folder .. "/slow") do require("paddock.io").sleep(0.01) end
           os.remove(folder .. "/there")
         end,
         inspect = function(_, id, info) return find(id, info and info.generation) end,
@@ -235,6 +236,35 @@ describe("paddock quarantine", function()
     assert.equal("nothing is quarantined\n", (select(2, with_config("quarantine", "ls"))))
     assert.equal(64, (with_config("quarantine", "show", "sandbox-one")))
     assert.same({ 0, "sandbox-one: nothing was quarantined\n", "" }, { with_config("quarantine", "retire", "sandbox-one") })
+  end)
+
+  it_runs("says, like ps, gc and destroy, who is taking a sandbox down, and keeps off", function()
+    support.write_file(folder .. "/there", "sandbox-one gen1\n")
+    support.write_file(folder .. "/slow", "")
+    support.sh(("paddock destroy --config %s/config.lua sandbox-one > %s/out 2>&1 < /dev/null & echo $! > %s/pid")
+      :format(folder, folder, folder))
+    local pid = tonumber(support.read_file(folder .. "/pid"))
+    local one
+    assert.is_true(support.eventually(function()
+      one = json("ps", "--json")[1]
+      return one.lease and one.lease.state == "del" and one.quarantined
+    end))
+    assert.same({ "ending", pid, "destroy" }, { one.state, one.lease.owner_pid, one.quarantined })
+    assert.matches("sandbox%-one +ending +.*del " .. pid .. " +quarantined: destroy", (select(2, with_config("ps"))))
+    local code, out, err = with_config("gc")
+    assert.same({ 0, ("left: sandbox-one (being taken down by process %d; quarantined: destroy)\n0 taken down, 1 left\n"):format(pid), "" },
+      { code, out, err })
+    code, out, err = with_config("destroy", "sandbox-one")
+    assert.same({ 75, "", ("paddock: sandbox-one was not destroyed: process %d has its lease; try again later\n"):format(pid) },
+      { code, out, err })
+    assert.matches("now         still there, ending %(process " .. pid .. "%)", (select(2, with_config("quarantine", "show", "sand"))))
+    code, out, err = with_config("quarantine", "retire", "sandbox-one")
+    assert.same({ 75, "" }, { code, out })
+    assert.matches("stays quarantined: process " .. pid .. " uses it or is at work on it; try again later\n$", err)
+    os.remove(folder .. "/slow")
+    support.eventually(function() return support.read_file(folder .. "/out") ~= "" end)
+    assert.equal("sandbox-one\n", support.read_file(folder .. "/out"))
+    assert.equal("nothing is quarantined\n", (select(2, with_config("quarantine", "ls"))))
   end)
 
   it_runs("is cleared by gc of what is gone by itself", function()

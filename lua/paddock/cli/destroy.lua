@@ -21,6 +21,7 @@ local REPLACED = "another generation has taken its place meanwhile"
 local IN_THE_WAY = {
   holders = "%s uses it", peer = "%s has its lease", used = "%s took it into use meanwhile",
   taken = "%s took it over meanwhile", reserved = "%s is taking it down",
+  busy = "somebody is making it, or taking it down",
 }
 
 --- One sandbox: { sandbox_id, destroyed, reason, message, lease, quarantined } and the exit code.
