@@ -184,7 +184,10 @@ describe("process backend", function()
       local info = create()
       local r = run(info, [[
         for f in /etc/shadow /root /home /etc/machine-id /etc/hostname /sys/firmware /boot /var/lib; do test -e $f && echo "sees $f"; done
-        for f in / /usr /etc /dev /proc/sys/kernel /.paddock /proc/[a-z]*/; do chmod 755 $f 2>/dev/null; touch $f/x 2>/dev/null && echo "writes $f"; done
+        for f in / /usr /etc /dev /proc/sys/kernel /.paddock /proc/[a-z]*/; do
+          chmod 755 $f 2>/dev/null
+          touch $f/x 2>/dev/null && echo "writes $f"
+        done
         cat /proc/1/environ /proc/1/cmdline 2>/dev/null | tr '\0' ' '
         unshare -U true 2>/dev/null && echo "makes namespaces"; mount -t tmpfs x /tmp 2>/dev/null && echo mounts
         head -c1 /proc/kcore 2>/dev/null | wc -c; echo x > /tmp/a && echo x > /dev/shm/a && echo x > /workspace/a && echo fine]])
