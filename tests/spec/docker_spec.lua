@@ -232,6 +232,22 @@ describe("the address of an all-in-one server", function()
     assert.equal(20007, make "g")
   end)
 
+  it("is another one for each of forty that are made at once, and all of them come back [G9, B102]", function()
+    local one = plane({ base_port = 20000 }, "engine")
+    local plans, seen = {}, {}
+    for i = 1, 40 do
+      plans[i] = {}
+      plans[i].port = one:port(plans[i], 1)
+      assert.is_nil(seen[plans[i].port.port])
+      seen[plans[i].port.port] = true
+    end
+    for i = 1, 40 do
+      if i % 4 == 0 then one:port_failed(plans[i]) else one:made(plans[i], { id = "c" .. i }) end
+    end
+    for i = 40, 1, -1 do one:finish { generation = "c" .. i } end
+    assert.same({}, one.backend.ports)
+  end)
+
   it("is looked for at ten ports, and no more [G4]", function()
     local one = plane({ base_port = 20000 }, "engine")
     local plan = {}

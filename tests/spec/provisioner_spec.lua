@@ -245,6 +245,10 @@ describe("the provisioner backend", function()
     end
     double:tell { pods = { abc = { state = "running" } }, faults = { { route = "plane", status = 503, times = 0 } } }
     assert.is_nil(d:discover("abc"))                                      -- it runs, and does not answer
+    for _, status in ipairs { "Pending", "Failed", "Terminating", "Suspended", "-" } do -- something answers there, and it does not run
+      double:tell { faults = { { route = "get", patch = { status = status } } } }
+      assert.is_nil(d:discover("abc"), status)
+    end
     double:tell { faults = json.decode "[]" }
     for _, fault in ipairs { { status = 500 }, { status = 403 }, { status = 302, body = "" }, { refuse = true }, { half = true },
       { cut = 10 }, { body = "<html>" }, { body = "[]" }, { patch = { status = "Unknown" } }, { patch = { status = "-" } },
