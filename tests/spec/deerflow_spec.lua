@@ -492,6 +492,13 @@ describe("a deer-flow", function()
       assert.same({ 13, "13", 13 }, { capacity(12, nil) })
       assert.same({ 11, "11", 11 }, { capacity(10, nil) })
       assert.same({ 13, "13", 13 }, { capacity(12, nil, { provisioner_url = "http://p:1" }) })
+      world.on.create = function(next, this, spec)
+        next(this, spec)
+        world:container(spec.sandbox_id).attestation = { capacity = spec.requirements.options.max_shell_sessions }
+        return world:info(world:container(spec.sandbox_id))
+      end
+      local rt = open { subagent_runtime = { max_running = 12 } }          -- which no request can talk it out of
+      assert.equal("13", spec_of(rt:acquire(who("alice", "t2", { env = { MAX_SHELL_SESSIONS = "2" } }))).env.MAX_SHELL_SESSIONS)
     end)
 
     it("requests nothing where the image has enough, but needs it all the same [B10]", function()

@@ -253,7 +253,7 @@ describe("the provisioner backend", function()
     for _, fault in ipairs { { status = 500 }, { status = 403 }, { status = 302, body = "" }, { refuse = true }, { half = true },
       { cut = 10 }, { body = "<html>" }, { body = "[]" }, { patch = { status = "Unknown" } }, { patch = { status = "-" } },
       { patch = { container_id = "-" } }, { patch = { sandbox_id = "other" } }, { patch = { lark_cli_broker = 5 } }, { twice = "status" },
-      { delay = 2 } } do
+      { huge = 1 << 20 }, { delay = 2 } } do
       fault.route = "get"
       double:tell { faults = { fault } }
       local err = support.caught(d.alive, d, info)

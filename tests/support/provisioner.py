@@ -21,7 +21,7 @@ always; after = how many pass first):
   cut      so many bytes of the answer are sent    half     half of the JSON, as if it were all
   status   another status, nothing done            acted    with `status`: done all the same
   body     another body (text)                     patch    fields of the answer to change; null = null, "-" = left out
-  twice    a field that the answer then has twice  huge     so many bytes of answer
+  twice    a field that the answer then has twice  huge     so many bytes more, all blanks
   location a redirect to there (status 302)
 """
 import argparse
@@ -409,7 +409,7 @@ class Handler(BaseHTTPRequestHandler):
         if "body" in fault:
             payload = fault["body"].encode()
         if "huge" in fault:
-            payload = b'{"detail": "' + b"x" * fault["huge"] + b'"}'
+            payload += b" " * fault["huge"]  # still good JSON: only its size is wrong
         if fault.get("half"):
             payload = payload[:len(payload) // 2]
         time.sleep(fault.get("late", 0))
