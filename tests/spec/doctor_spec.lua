@@ -255,6 +255,16 @@ describe("the program's doctor", function()
     end
   end)
 
+  it("says at its end how many checks failed", function()
+    if not have then pending(why) return end
+    local folder = support.tmpdir()
+    support.write_file(folder .. "/c.lua", 'return { backend = "docker", backend_options = { host = "unix:///nowhere/x.sock" } }')
+    local code, out = cli.program({ env = "XDG_STATE_HOME=" .. folder }, "doctor", "--config", folder .. "/c.lua")
+    assert.equal(69, code)
+    local _, failed = ("\n" .. out):gsub("\nfail ", "")
+    assert.matches(failed == 1 and "\n1 check failed\n$" or "\n" .. failed .. " checks failed\n$", out)
+  end)
+
   it("prints one JSON document, and fails with 69 without bubblewrap", function()
     if not have then pending(why) return end
     local folder = support.tmpdir()

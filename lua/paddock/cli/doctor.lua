@@ -429,7 +429,7 @@ function M.run(ctx, options)
       ctx.out(("%-5s %-16s %s\n"):format(one.status, one.name, render.plain(one.message)))
       if one.advice then ctx.out(("%-22s -> %s\n"):format("", render.plain(one.advice))) end
     end
-    ctx.out(failed == 0 and "paddock can work here\n" or ("%d checks failed\n"):format(failed))
+    ctx.out(failed == 0 and "paddock can work here\n" or ("%d check%s failed\n"):format(failed, failed == 1 and "" or "s"))
   end
   return failed == 0 and status.OK or status.UNAVAILABLE
 end
