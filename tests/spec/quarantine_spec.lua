@@ -234,7 +234,7 @@ describe("quarantine", function()
       assert.equal(case.destroys or 0, world:count "destroy")
       assert.equal(0, world:count "finish")
       assert.equal(0, world:count "create")
-      assert.same({ ["?"] = "test" }, world.records[id])
+      assert.equal("test", world.records[id]["?"])
       assert.equal(case.probes, world:count "inspect")
       assert.is_false(is_reserved(id))
       for _, c in ipairs(world.order) do c.running = false end
@@ -403,6 +403,19 @@ describe("quarantine", function()
     assert.equal(1, world:count "destroy")
     assert.is_nil(rt:get(box.id))
     assert.is_string(world.records[box.id][box.generation]) -- gone it is not until that is proven (K4)
+  end)
+
+  it("goes with its last holder although none of them asked for parking [L4, L13]", function()
+    start()
+    local box = rt:acquire { user = "alice", thread = "t1", holder = false }
+    rt:retain(box.id, { holder = "fork", release_on_last = false })
+    rt:release "fork"
+    assert.equal("active", world:state_of(box.id)) -- clean: nobody asked
+    rt:retain(box.id, { holder = "fork", release_on_last = false })
+    dirty(box)
+    rt:release "fork"
+    assert.equal(1, world:count "destroy")
+    assert.is_nil(rt:inspect(box.id))
   end)
 
   in_both("recycles inline for a holder's acquire: its own claim does not stand in the way [K18]", function()
