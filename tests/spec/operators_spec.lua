@@ -254,6 +254,11 @@ describe("paddock quarantine", function()
     local code, out, err = with_config("gc")
     assert.same({ 0, ("left: sandbox-one (being taken down by process %d; quarantined: destroy)\n0 taken down, 1 left\n"):format(pid), "" },
       { code, out, err })
+    os.rename(folder .. "/there", folder .. "/gone") -- and when the engine does not list it any more, at whose stop it works
+    code, out, err = with_config("gc")
+    assert.same({ 0, "0 taken down, 0 left\n" }, { code, out })
+    assert.equal("paddock: sandbox-one stays quarantined: somebody is at work on it (peer); try again later\n", err)
+    os.rename(folder .. "/gone", folder .. "/there")
     code, out, err = with_config("destroy", "sandbox-one")
     assert.same({ 75, "", ("paddock: sandbox-one was not destroyed: process %d has its lease; try again later\n"):format(pid) },
       { code, out, err })

@@ -22,17 +22,31 @@ local function ids_of(known)
   return ids
 end
 
---- Records whose generation may be gone: each is retired once that is proven. What is in use meanwhile is left.
+--- Records whose generation may be gone: each is retired once that is proven. What is in use meanwhile is left: the ids, and what
+--- stood in the way.
+---@return table<string, string>
 local function retire(ctx, rt)
-  local seen = {}
+  local seen, left = {}, {}
   for _, record in ipairs(rt:quarantine()) do
-    if not seen[record.sandbox_id] then
-      seen[record.sandbox_id] = true
-      local ok, why = pcall(rt.retire, rt, record.sandbox_id)
+    local id = record.sandbox_id
+    if not seen[id] then
+      seen[id] = true
+      local ok, done, reason, way = pcall(rt.retire, rt, id)
       if not ok then
-        ctx.warn(("%s stays quarantined: %s"):format(render.plain(record.sandbox_id), status.line(why)))
+        ctx.warn(("%s stays quarantined: %s"):format(render.plain(id), status.line(done)))
+      elseif not done then
+        left[id] = way or reason
       end
     end
+  end
+  return left
+end
+
+--- Of what is left the report says why, but not of what the backend does not list.
+local function warn_of_unlisted(ctx, left, after)
+  for _, one in ipairs(after) do left[one.sandbox_id] = nil end
+  for id, way in pairs(left) do
+    ctx.warn(("%s stays quarantined: somebody is at work on it (%s); try again later"):format(render.plain(id), way))
   end
 end
 
@@ -81,8 +95,9 @@ function M.run(ctx, options)
       if not ok then ctx.warn(("%s was not taken down: %s"):format(one.sandbox_id, status.line(why))) end
     end
   end
-  retire(ctx, rt)
+  local left = retire(ctx, rt)
   local after = world.known(config)
+  warn_of_unlisted(ctx, left, after)
   world.add_facts(ctx, rt, config, after)
   report(ctx, options, ids_of(known), after)
   return status.OK
