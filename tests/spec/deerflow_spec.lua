@@ -518,7 +518,12 @@ describe("a deer-flow", function()
       local message = refused { sandbox = { environment = { MAX_SHELL_SESSIONS = "12" } }, subagent_runtime = { max_running = 12 } }
       assert.matches("MAX_SHELL_SESSIONS` (12)", message, 1, true)
       assert.matches("max_running + 1 (13)", message, 1, true)
-      for _, bad in ipairs { "", "x", "0", "-3", "4.5", "1e400" } do
+      local looked_up = [[lua5.4 -e 'print(require("paddock.config").split {
+        sandbox = { environment = { MAX_SHELL_SESSIONS = "$PDK_ROOM" } }, subagent_runtime = { max_running = 12 } }
+        .policy_options.max_shell_sessions)' 2>&1]]
+      assert.equal("20\n", (support.sh("PDK_ROOM=20 " .. looked_up)))
+      assert.matches("(12) must be at least", support.sh("PDK_ROOM=12 " .. looked_up), 1, true)
+      for _, bad in ipairs { "", "x", "0", "-3", "4.5", "1e400", "$PADDOCK_NO_SUCH" } do
         assert.matches("MAX_SHELL_SESSIONS", refused { sandbox = { environment = { MAX_SHELL_SESSIONS = bad } } })
       end
     end)
