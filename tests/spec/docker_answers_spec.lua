@@ -121,9 +121,9 @@ describe("an engine's answer about a container", function()
     local found = driver:discover "s1"
     assert.same({ ID, "7", "none" }, { found.generation, found.token, found.attestation.network })
     for _, fields in ipairs {
-      state "exited", state "created", { Name = "/paddock-s2" }, { Name = "/x-paddock-s1" }, { Config = { Labels = labels { role = false } } },
-      { Config = { Labels = labels { deployment = "another" } } }, { Config = { Labels = labels { sandbox_id = "s2" } } },
-      { Config = { Labels = labels { instance = false } } }, { Config = { Labels = labels { instance = "../x" } } }, { Config = {} },
+      state "exited", state "created", { Name = "/paddock-s2" }, { Name = "/x-paddock-s1" }, { Config = {} },
+      { Config = { Labels = labels { role = false } } }, { Config = { Labels = labels { deployment = "another" } } }, { Config = { Labels = labels { sandbox_id = "s2" } } },
+      { Config = { Labels = labels { instance = false } } }, { Config = { Labels = labels { instance = "../x" } } },
     } do
       answers(200, container(fields))
       local fine, seen = pcall(driver.discover, driver, "s1")
