@@ -122,7 +122,8 @@ describe("an engine's answer about a container", function()
     assert.same({ ID, "7", "none" }, { found.generation, found.token, found.attestation.network })
     for _, fields in ipairs {
       state "exited", state "created", { Name = "/paddock-s2" }, { Name = "/x-paddock-s1" }, { Config = {} },
-      { Config = { Labels = labels { role = false } } }, { Config = { Labels = labels { deployment = "another" } } }, { Config = { Labels = labels { sandbox_id = "s2" } } },
+      { Config = { Labels = labels { role = false } } }, { Config = { Labels = labels { deployment = "another" } } },
+      { Config = { Labels = labels { sandbox_id = "s2" } } },
       { Config = { Labels = labels { instance = false } } }, { Config = { Labels = labels { instance = "../x" } } },
     } do
       answers(200, container(fields))
