@@ -36,8 +36,8 @@ describe("command-line arguments", function()
   end)
 
   it("are refused in one line that names the option, and the one that was meant", function()
-    assert.equal("try: unknown option '--tiem'; did you mean --time?", refused("--tiem", "3"))
-    assert.equal("try: unknown option '--zzzzzzz'", refused("--zzzzzzz"))
+    assert.equal("try: unknown option '--tiem'; did you mean --time?; `paddock try --help` lists them", refused("--tiem", "3"))
+    assert.equal("try: unknown option '--zzzzzzz'; `paddock try --help` lists them", refused("--zzzzzzz"))
     assert.equal("--name wants N behind it", refused("--name"))
     assert.equal("--name wants N, not an empty text", refused("--name="))
     assert.equal("--all takes no value", refused("--all=yes"))
@@ -129,13 +129,14 @@ describe("the command", function()
       { "exec" }, { "exec", "--" }, { "exec", "--keep", "--destroy", "ls" }, { "exec", "-e", "A", "ls" },
       { "exec", "-e", "1A=x", "ls" }, { "exec", "--timeout", "nan", "ls" }, { "destroy" }, { "destroy", "--all", "x" },
       { "ps", "x" }, { "gc", "x" }, { "policy" }, { "policy", "chekc" }, { "policy", "reload", "x" },
-      { "policy", "explain" }, { "doctor", "x" }, { "version", "x" }, { "help", "nothing" }, { "repl", "--sym" },
+      { "policy", "explain" }, { "quarantine", "lst" }, { "doctor", "x" }, { "version", "x" }, { "help", "nothing" }, { "repl", "--sym" },
     } do
       local code, out, err = run(table.unpack(words))
       local shown = table.concat(words, " ")
       assert.equal(64, code, shown)
       assert.equal("", out, shown)
       assert.matches("^paddock: [^\n]+\n$", err, shown)
+      if err:find("unknown", 1, true) then assert.matches("; `paddock [%a -]+` lists them\n$", err, shown) end -- what to do
     end
   end)
 

@@ -154,7 +154,9 @@ function M.parse(command, words)
       local name, value = word, nil
       if word:sub(1, 2) == "--" and word:find("=", 1, true) then name, value = word:match("^(.-)=(.*)$") end
       local option = by_name[name]
-      if not option then M.usage_error(("%s: %s"):format(command.name, M.unknown("option", name, names))) end
+      if not option then
+        M.usage_error(("%s: %s; `paddock %s --help` lists them"):format(command.name, M.unknown("option", name, names), command.name))
+      end
       if not option[2] then
         if value then M.usage_error(("%s takes no value"):format(name)) end
         options[key_of(option)] = true

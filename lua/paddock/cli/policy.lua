@@ -220,7 +220,8 @@ end
 function M.run(ctx, options, operands)
   local verbs = { check = M.check, explain = M.explain, reload = M.reload }
   local verb = verbs[operands[1]]
-    or args.usage_error(args.unknown("policy command", operands[1], { "check", "explain", "reload" }))
+    or args.usage_error(args.unknown("policy command", operands[1], { "check", "explain", "reload" })
+      .. "; `paddock policy --help` lists them")
   if operands[2] and operands[1] ~= "check" then
     args.usage_error(("policy %s: unexpected argument %s"):format(operands[1], args.quoted(operands[2])))
   end

@@ -123,7 +123,9 @@ function M.run(ctx, options, operands)
   local verb, word = operands[1], operands[2]
   local verbs = { ls = list, show = show, retire = retire }
   if not verb then args.usage_error("quarantine wants ls, show ID or retire ID") end
-  if not verbs[verb] then args.usage_error(args.unknown("quarantine command", verb, { "ls", "show", "retire" })) end
+  if not verbs[verb] then
+    args.usage_error(args.unknown("quarantine command", verb, { "ls", "show", "retire" }) .. "; `paddock quarantine --help` lists them")
+  end
   if verb == "ls" and word then
     args.usage_error(("quarantine ls: unexpected argument %s"):format(args.quoted(word)))
   elseif verb ~= "ls" and not word then
