@@ -80,7 +80,7 @@ help:  ## this list
 	@echo "paddock $(VERSION): make TARGET [V=1] [MODE=dev|asan|tsan] [T=part of a test file's name]"
 	@awk -F'## ' '/^[a-z][a-z -]*:.*## /{sub(/:.*/,"",$$1); printf "  %-11s %s\n",$$1,$$NF}' Makefile tests/sim/sim.mk
 
-deps:  ## install what is missing (Debian; root or sudo; the only target that uses the network)
+deps:  ## install what is missing (Debian; root or sudo); this, demo and test alone use the network
 	@sh .ci/deps $(PKG_BUILD) $(PKG_TEST) $(PKG_DEV)
 	@sh .ci/engines build/engines $(PKG_ENGINES)
 deps-build:
