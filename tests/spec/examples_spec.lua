@@ -511,6 +511,20 @@ describe("the README", function()
     end
   end)
 
+  it("names every function that an engine and a client may have", function()
+    local own = text:match("\n### An engine of your own\n(.-)\n### ")
+    local source, count = support.read_file("core/engine.c") .. support.read_file("core/runtime.c"), 0
+    for name in source:gmatch('pdk_iface_has%([^,]*, "([%w_]+)"') do
+      count = count + 1
+      assert.truthy(own:find("`" .. name .. "(self", 1, true), name .. " is not in the README")
+    end
+    assert.is_true(count > 3, "the core's questions are no longer found: " .. count)
+    for _, name in ipairs { "create", "destroy", "inspect", "discover", "alive", "ready", "list", "finish", "connect", "probe", "watch",
+      "exec", "open_session", "close_session", "read", "write", "fence", "doom", "close" } do
+      assert.truthy(own:find("`" .. name .. "(self", 1, true), name .. " is not in the README")
+    end
+  end)
+
   it("names every kind of error and every function of a runtime and a box", function()
     for _, kind in ipairs(require("paddock").errors.kinds) do
       assert.truthy(text:find("`" .. kind .. "`", 1, true), kind .. " is not in the README")
