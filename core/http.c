@@ -564,6 +564,8 @@ static int fail_code(const transfer *t, CURLcode code, pdk_error *err)
     curl_easy_getinfo(t->easy, CURLINFO_OS_ERRNO, &sys);
     const char *reason = reason_of(t, code);
     bool os = sys != 0 && (strcmp(reason, "connect") == 0 || code == CURLE_SEND_ERROR || code == CURLE_RECV_ERROR);
+    if (os && code == CURLE_COULDNT_CONNECT && t->req->unix_socket != NULL) /* libcurl speaks of a host and a port that are none */
+        return fail_with(err, reason, (int)sys, t, "cannot connect");
     return fail_with(err, reason, os ? (int)sys : 0, t, t->error[0] != '\0' ? t->error : curl_easy_strerror(code));
 }
 

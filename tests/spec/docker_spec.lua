@@ -327,9 +327,15 @@ describe("an engine's address", function()
     assert.equal("http://h:2375", engine.parse("tcp://h").url)
     assert.is_true(engine.parse("tcp://h:2376").tls)
     for _, address in ipairs { "ssh://h", "npipe://x", "h:2375", "", "tcp://h:0", "tcp://h:65536", "tcp://h:999999",
-      "unix:///" .. ("a"):rep(200) } do
+      "unix:///" .. ("a"):rep(200), "tcp://::1:2375", "tcp://[::1", "tcp://::1]:2375", "tcp://[h]:2375", "tcp://h:2375/path", "tcp://",
+      "tcp://user:word@h:2375", "tcp://a:b:2375" } do
       assert.is_nil(engine.parse(address), address)
     end
+    assert.equal("http://[::1]:2375", engine.parse("tcp://[::1]").url)
+    assert.equal("http://h:2375", engine.parse("tcp://h:/").url)
+    local secret = support.caught(engine.find, { host = "tcp://user:pass/word@h:2375" })
+    assert.equal("invalid_argument", secret.kind)
+    assert.is_nil(secret.message:find("word", 1, true))
     local err = support.caught(engine.find, { host = "ssh://h" })
     assert.equal("invalid_argument", err.kind)
     assert.matches("backend_options.host", err.message, 1, true)

@@ -61,7 +61,13 @@ function M.line(err)
     local cause, depth = err.cause, 0
     while type(cause) == "table" and depth < 8 do
       local more = tostring(cause.message or "")
-      if more ~= "" and not text:find(more, 1, true) then text = text .. ": " .. more end
+      -- A message has bounds: where it ends in the midst of its cause's words, those go on in the cause.
+      local at = #more > 40 and text:find(more:sub(1, 40), 1, true)
+      if at and text:sub(at) == more:sub(1, #text - at + 1) then
+        text = text:sub(1, at - 1) .. more
+      elseif more ~= "" and not text:find(more, 1, true) then
+        text = text .. ": " .. more
+      end
       cause, depth = cause.cause, depth + 1
     end
   end

@@ -16,6 +16,7 @@ local PING_LIMIT = 5                 -- seconds
 local CALL_LIMIT = 30                -- seconds for a call that names none
 local MAX_TEXT = 300                 -- bytes of an engine's message in ours
 local LEAST_SECRET = 4               -- bytes of a value that is hidden; less is in every other word
+local MUST_BE = "must be unix:///path or tcp://host:port, where an IPv6 address stands in [ ]"
 local MOST_SOCKET = 107              -- bytes of a unix socket's path
 
 ---@class paddock.Engine
@@ -41,17 +42,21 @@ function M.parse(address)
     if #path > MOST_SOCKET then return nil, ("names a socket whose path is longer than %d bytes"):format(MOST_SOCKET) end
     return { address = address, unix = path, url = "http://engine" }
   end
-  local scheme, host, port = address:match("^(%a+)://(%[?[%w%.:%-]+%]?):(%d+)/?$")
-  if not scheme then scheme, host = address:match("^(%a+)://(%[?[%w%.:%-]+%]?)/?$") end
+  local scheme, rest = address:match("^(%a+)://([^/]*)/?$")
   if scheme == "tcp" or scheme == "http" or scheme == "https" then
+    if rest:find("@", 1, true) then return nil, "has a user in it: an engine knows its clients by certificates" end
+    local host, port = rest:match("^([%w%.%-]+):?(%d*)$")
+    if not host then host, port = rest:match("^(%[%x*:[%x:.]*%]):?(%d*)$") end
+    if not host then return nil, MUST_BE end
+    port = port ~= "" and port or nil
     local tls = scheme == "https" or (scheme == "tcp" and port == "2376")
     port = port or (tls and "2376" or "2375")
     if #port > 5 or tonumber(port) < 1 or tonumber(port) > 65535 then return nil, "has no usable port (1 to 65535)" end
     return { address = address, url = ("http://%s:%s"):format(host, port), host = host, tls = tls or nil }
   end
-  if address:find("^ssh://") then return nil, "ssh is not spoken; forward the engine's socket (ssh -L) and name that" end
-  if address:find("^npipe:") then return nil, "named pipes are not spoken" end
-  return nil, "must be unix:///path or tcp://host:port"
+  if address:find("^ssh://") then return nil, "is reached by ssh, which is not spoken: forward the engine's socket (ssh -L) and name that" end
+  if address:find("^npipe:") then return nil, "is a named pipe, which is not spoken" end
+  return nil, MUST_BE
 end
 
 --- Where an engine usually listens, for whoever runs this; the first that answers is taken.
@@ -376,15 +381,18 @@ end
 function M.find(options, env)
   env = env or os.getenv
   local addresses, source = M.addresses(options.host, env)
-  local tried, reason = {}, "engine"
+  local tried, missing, reason = {}, {}, "engine"
   for _, address in ipairs(addresses) do
     local parts, why = M.parse(address)
     if not parts then
-      errors.raise("invalid_argument", ("%s names no engine (%s): it %s"):format(source or "the default", address, why))
+      local shown = address:gsub("//.*@", "//...@") -- a password might stand there
+      errors.raise("invalid_argument", ("%s names no engine (%s): it %s"):format(source or "the default", shown, why))
     end
     local engine = prepared(parts, source, options, env)
-    if not source and parts.unix and not io.proc.access(parts.unix, "exists") then
-      why = "there is no such socket"
+    local there, fault = true, nil
+    if not source then there, fault = io.fs.realpath(parts.unix) end
+    if not there and fault.reason == "ENOENT" then
+      missing[#missing + 1] = parts.unix
     else
       local fine, kind
       fine, why, kind = engine:greet()
@@ -394,14 +402,15 @@ function M.find(options, env)
       elseif kind == "tls" then
         reason = "tls"
       end
+      tried[#tried + 1] = ("%s (%s)"):format(address, why)
     end
-    tried[#tried + 1] = ("%s (%s)"):format(address, why)
   end
   if reason == "tls" then -- only what one address was named for is reached over TLS
     errors.raise("backend_error", "the container engine cannot be trusted, or does not trust us: " .. tried[1], { reason = "tls" })
   end
-  errors.raise("backend_error", ("no container engine answers: %s. Start Docker, or Podman's service (podman system service), or "
-    .. "name the engine in backend_options.host or DOCKER_HOST"):format(table.concat(tried, "; ")), { reason = "engine" })
+  if #missing > 0 then tried[#tried + 1] = "there is no socket " .. table.concat(missing, ", ") end -- last: the list is long
+  errors.raise("backend_error", ("no container engine answers: start Docker, or Podman's service (podman system service), or "
+    .. "name the engine in backend_options.host or DOCKER_HOST; %s"):format(table.concat(tried, "; ")), { reason = "engine" })
 end
 
 return M
