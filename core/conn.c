@@ -15,6 +15,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#define ROOTS_FOR 60L                /* seconds for which the system's authorities are kept in mind */
 #define BLANK_MAX 16
 
 static pdk_mutex cleaning = { .m = PTHREAD_MUTEX_INITIALIZER };
@@ -243,6 +244,15 @@ CURLcode pdk_conn_set_tls(CURL *easy, const pdk_http_request *req)
         rc = curl_easy_setopt(easy, CURLOPT_CAINFO, roots);
     if (rc == CURLE_OK && req->ca_file != NULL) /* that file's word alone: libcurl would look into the system's folder, too */
         rc = curl_easy_setopt(easy, CURLOPT_CAPATH, NULL);
+    /* Who is met again by a session of before shows no certificate: it would be believed by what the files said then. */
+    if (rc == CURLE_OK && (req->ca_file != NULL || req->cert_file != NULL))
+        rc = curl_easy_setopt(easy, CURLOPT_SSL_SESSIONID_CACHE, 0L);
+#if LIBCURL_VERSION_NUM >= 0x075700
+    /* From then on libcurl would believe for a day what a file has said once, also after it was replaced. The system's is large (some
+     * milliseconds), and hardly ever replaced in a hurry. */
+    if (rc == CURLE_OK)
+        rc = curl_easy_setopt(easy, CURLOPT_CA_CACHE_TIMEOUT, req->ca_file != NULL ? 0L : ROOTS_FOR);
+#endif
     if (rc == CURLE_OK && req->cert_file != NULL)
         rc = curl_easy_setopt(easy, CURLOPT_SSLCERT, req->cert_file);
     if (rc == CURLE_OK && req->cert_file != NULL)

@@ -131,6 +131,19 @@ describe("a TLS server", function()
     assert.has_error(function() ask "right.pem" end)
   end)
 
+  it("is believed by what the file says now, not by what it said before", function()
+    local ca = folder .. "/replaced.pem"
+    local function ask(name)
+      support.sh(("cp '%s/%s.pem' '%s'"):format(folder, name, ca))
+      return http { url = double.url .. "/api/sandboxes", ca_file = ca, timeout = 5, fresh = true }
+    end
+    assert.equal(200, assert(ask "right").status)
+    local response, err = ask "other"
+    assert.is_nil(response)
+    assert.equal("tls", err.reason)
+    assert.equal(200, assert(ask "right").status)
+  end)
+
   it("that has a certificate of another name is refused", function()
     local wrong = provisioner.start { cert = folder .. "/right.pem", key = folder .. "/right.key" }
     local url = ("https://localhost:%d/api/sandboxes"):format(wrong.port)

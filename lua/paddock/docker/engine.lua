@@ -54,7 +54,7 @@ function M.parse(address)
     if #port > 5 or tonumber(port) < 1 or tonumber(port) > 65535 then return nil, "has no usable port (1 to 65535)" end
     return { address = address, url = ("http://%s:%s"):format(host, port), host = host, tls = tls or nil }
   end
-  if address:find("^ssh://") then return nil, "is reached by ssh, which is not spoken: forward the engine's socket (ssh -L) and name that" end
+  if address:find("^ssh://") then return nil, "is for ssh, which is not spoken: forward the engine's socket (ssh -L), and name that" end
   if address:find("^npipe:") then return nil, "is a named pipe, which is not spoken" end
   return nil, MUST_BE
 end
