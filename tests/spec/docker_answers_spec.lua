@@ -184,6 +184,37 @@ describe("an engine's answer about a container", function()
     end
   end)
 
+  it("leads to the removal of what was made for it alone, and of nothing that only has its name [G10]", function()
+    local mine, seen, shown, ended = ("12"):rep(16), nil, nil, nil
+    answer = function(call)
+      seen[#seen + 1] = call.method .. " " .. call.path
+      local one = call.method == "GET" and shown or ended
+      return { status = one[1], body = "", headers = {}, data = one[2] }
+    end
+    local function finish(look, removal)
+      shown, ended, seen = look, removal or { 204, {} }, {}
+      local fine = pcall(driver.leftovers.finish, driver.leftovers, { instance = mine, networks = { "n" }, volume = "v" })
+      return fine, table.concat(seen, ", ")
+    end
+    local function made(changed)
+      local all = { ["paddock.instance"] = mine, ["paddock.deployment"] = driver.deployment }
+      for key, value in pairs(changed or {}) do all["paddock." .. key] = value or nil end
+      return { 200, { Labels = all } }
+    end
+    local LOOKS = "GET /networks/n, GET /volumes/v"
+    assert.same({ true, "GET /networks/n, DELETE /networks/n, GET /volumes/v, DELETE /volumes/v" }, { finish(made()) })
+    for _, other in ipairs {
+      made { instance = "34" }, made { deployment = "x" }, made { instance = false }, { 200, {} }, { 200, { Labels = 5 } },
+    } do
+      assert.same({ true, LOOKS }, { finish(other) })
+    end
+    assert.same({ true, LOOKS }, { finish { 404, { message = "network n not found" } } })   -- gone already
+    assert.is_true((finish(made(), { 404, { message = "no such volume" } })))              -- meanwhile
+    for _, unclear in ipairs { { { 500, {} } }, { { 403, {} } }, { made(), { 500, {} } }, { made(), { 409, { message = "in use" } } } } do
+      assert.is_false((finish(unclear[1], unclear[2])))
+    end
+  end)
+
   it("is the only proof that it is gone [G9, G10]", function()
     local asked = {}
     function driver.leftovers.finish(_, info) asked[#asked + 1] = info.generation end

@@ -71,6 +71,30 @@ describe("an engine's times", function()
   end)
 end)
 
+describe("a container", function()
+  it("is the same in a list and by itself: port, address, state, what is attested [G1]", function()
+    local all = labels.of("paddock.", { sandbox_id = "s1", instance = "ab", deployment = "d", plane = "aio", network = "open",
+      image = "i:1", networks = { "n1", "n2" }, env = { MAX_SHELL_SESSIONS = "13" }, limits = { pids = 50 } })
+    local nets = { Networks = { n1 = { IPAddress = "172.18.0.2" } } }
+    local item = { Id = ID, Names = { "/x-s1" }, State = "running", Created = 1796058133, Labels = all, NetworkSettings = nets,
+      Ports = { { PrivatePort = 22, PublicPort = 2222, Type = "tcp" }, { PrivatePort = 8080, Type = "tcp" },
+        { IP = "127.0.0.1", PrivatePort = 8080, PublicPort = 23001, Type = "tcp" } } }
+    local data = { Id = ID, Name = "/x-s1", Created = "2026-11-30T17:02:13Z", State = { Status = "running", Running = true },
+      Config = { Labels = all }, NetworkSettings = { Networks = nets.Networks, Ports = { ["22/tcp"] = { { HostPort = "2222" } },
+        ["8080/tcp"] = { { HostIp = "127.0.0.1", HostPort = "23001" } } } } }
+    local listed, inspected = view.listed(item, 8080), view.inspected(data, 8080)
+    assert.same({ 23001, "172.18.0.2", true, "x-s1" }, { listed.port, listed.address, listed.running, listed.name })
+    assert.same(view.info(inspected, "paddock."), view.info(listed, "paddock."))
+    local attested = view.info(listed, "paddock.").attestation
+    assert.same({ "sandbox", "s1", "open", "i:1", 23001, 13 }, { attested.role, attested.sandbox_id, attested.network_mode,
+      attested.image, attested.published_port, attested.max_shell_sessions })
+    assert.same({ "n1", "n2" }, attested.networks)
+    item.Ports, data.NetworkSettings.Ports = { { PrivatePort = 8080, Type = "tcp" } }, { ["8080/tcp"] = false }
+    assert.is_nil(view.listed(item, 8080).port)
+    assert.is_nil(view.inspected(data, 8080).port)
+  end)
+end)
+
 describe("labels", function()
   local facts = {
     sandbox_id = "s1", instance = "abcd", deployment = "d1", plane = "guest", network = "none", image = "i",

@@ -183,15 +183,18 @@ describe("a runtime with the provisioner backend", function()
   end
 
   it("hands out nothing when the answer is about another sandbox", function()
-    local rt = open()
     for _, route in ipairs { "create", "get" } do
       double:tell { reset = true }
+      local rt = open()
       double:tell { faults = { { route = route, patch = { sandbox_id = "other" }, status = route == "get" and 200 or nil, acted = true,
         body = route == "get" and '{"sandbox_id":"other","sandbox_url":"http://h","status":"Running"}' or nil } } }
       local err = support.caught(rt.acquire, rt, ALICE)
       assert.equal("backend_error", err.kind)
       assert.matches("other", err.message, 1, true)
       assert.is_nil(rt:inspect(rt:explain(ALICE).id))
+      assert.equal(0, double:count "delete")                     -- and stops nothing by it
+      assert.equal(route == "create" and "discovered" or "created", rt:acquire(ALICE).source)
+      assert.equal(1, double:count "create")
     end
   end)
 

@@ -436,6 +436,7 @@ describe("reuse", function()
     local err = support.caught(rt.acquire, rt, alice())
     assert.equal("policy_error", err.kind)
     assert.matches("third probe", err.message)
+    assert.equal(2, world:count "probe")
     assert.equal(0, world:count "destroy")
   end)
 
