@@ -171,4 +171,16 @@ TEST("without threads a long command and a long stop renew the leases that are d
     world_end(rt);
 }
 
+TEST("an idle timeout of 0 leaves the thread that renews at work [B15]")
+{
+    pdk_runtime *rt = world_open("idle_timeout = 0, reap_interval = 3600, ownership = { type = 'memory', ttl = 30, renew_interval = 0.02 },");
+    pdk_box *box = world_acquire(rt, "t", NULL);
+    pdk_ns before = lease_until(rt, pdk_box_id(box));
+    for (int i = 0; i < 500 && lease_until(rt, pdk_box_id(box)) == before; i++)
+        pdk_sleep_ns(10 * 1000 * 1000);
+    CHECK(lease_until(rt, pdk_box_id(box)) > before);
+    pdk_box_free(box);
+    world_end(rt);
+}
+
 TEST_MAIN
