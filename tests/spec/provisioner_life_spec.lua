@@ -264,6 +264,7 @@ describe("a runtime with the provisioner backend", function()
     for _, case in ipairs { { { status = 500 }, "backend_error", "http_500" }, { { status = 503 }, "backend_error", "http_503" },
       { { status = 401 }, "backend_error", "unauthorized" }, { { status = 422, body = '{"detail":[{"msg":"no such user"}]}' },
         "backend_error", "http_422" }, { { status = 429 }, "capacity_exhausted", "http_429" }, { { status = 409 }, "being_destroyed" },
+      { { patch = { status = "Terminating" } }, "being_destroyed" },
       { { location = "/api/sandboxes/" }, "backend_error", "redirect" } } do
       double:tell { reset = true }
       case[1].route = "create"

@@ -194,6 +194,21 @@ describe("the provisioner backend", function()
     assert.equal(0, double:count())
   end)
 
+  it("asks nothing about an id that would change the path of a URL", function()
+    local d = driver()
+    for _, id in ipairs { "../x", "a/b", "a?b", "a#b", "a%2fb", "", "A", ("a"):rep(64), "a\r\nb", 5 } do
+      for name, asked in pairs {
+        create = spec { sandbox_id = id }, inspect = id, discover = id, alive = { sandbox_id = id }, destroy = { sandbox_id = id },
+        connect = { sandbox_id = id, url = double.url }, ready = { sandbox_id = id, url = double.url },
+      } do
+        local fine, err = pcall(d[name], d, asked, 0.1)
+        assert.is_false(fine, name .. " " .. id)
+        assert.equal("invalid_argument", err.kind, tostring(err))
+      end
+    end
+    assert.equal(0, double:count())
+  end)
+
   -- ---- metadata -----------------------------------------------------------------------------------------------
 
   it("reads the same metadata from create, get and list [H7]", function()
