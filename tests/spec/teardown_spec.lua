@@ -190,6 +190,55 @@ describe("destroy", function()
     world:kill(box.generation)
   end)
 
+  it("records first what no guest answers for, and stops nothing where that cannot be recorded [M14, K19]", function()
+    start { journal = true }
+    world.on["client.doom"] = function() support.raise("backend_error", "no answer", "connect") end
+    world:fail("journal.record", 1, "disk full")
+    assert.equal("io_error", support.caught(rt.destroy, rt, box.id).kind)
+    assert.equal(0, world:count "destroy")
+    assert.equal("active", world:state_of(box.id))
+    local recorded
+    world.on.destroy = function(next, ...)
+      recorded = world.records[box.id]
+      return next(...)
+    end
+    assert.is_true(rt:destroy(box.id))
+    assert.is_table(recorded)
+    assert.same({}, world.records)
+  end)
+
+  it("keeps its reservation while a claim that was not answered may still come into force: for a TTL [O4, E17]", function()
+    world = support.world()
+    rt = world:open { ownership = world.ownership }
+    box = rt:acquire { user = "alice", thread = "t1", holder = false }
+    world:fail("lease.claim_for_destroy", 1, "store down")
+    world:fail("lease.release", 1, "store down")
+    assert.is_false((rt:destroy(box.id)))
+    assert.is_true(rt:inspect(box.id).reserved)
+    assert.is_nil(rt:get(box.id))
+    assert.equal("being_destroyed", support.caught(rt.acquire, rt, ALICE).kind)
+    assert.is_false((rt:destroy(box.id)))
+    rt:advance(181)
+    assert.equal(box.generation, rt:acquire(ALICE).generation)
+    assert.equal(0, world:count "destroy")
+    world.leases = {}
+  end)
+
+  it("stops nothing without a guest once its own claim has run out meanwhile [M14, B045]", function()
+    start({ journal = true, ownership = { type = "memory", ttl = 180 } }, { fenced = false })
+    world.on["journal.record"] = function(next, ...)
+      rt:advance(200) -- as if this process had stood still
+      return next(...)
+    end
+    assert.equal("lost", support.caught(rt.destroy, rt, box.id).kind)
+    assert.equal(0, world:count "destroy")
+    world.on["journal.record"] = nil
+    assert.is_string(world.records[box.id][box.generation]) -- it must not serve again, stopped or not
+    assert.is_nil(rt:get(box.id))
+    assert.is_true(rt:destroy(box.id))
+    assert.equal(1, world:count "destroy")
+  end)
+
   it("keeps everything when the sandbox cannot be looked at before the retry [M4]", function()
     start()
     world:fail("destroy", 1, "engine is down")
