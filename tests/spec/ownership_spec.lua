@@ -105,6 +105,19 @@ describe("ownership", function()
     assert.equal(2, world:count "lease.renew")
   end)
 
+  it("that the store forgot is claimed again only while the guest has seen no larger token [O5, B046]", function()
+    local box = rt:acquire(ALICE)
+    world.leases[box.id] = nil -- it has lost its keys, and with them that a peer had it
+    world:container(box.id).token = box.token + 5
+    rt:advance(61)
+    rt:tick()
+    assert.is_nil(world.leases[box.id])
+    assert.is_nil(rt:inspect(box.id))
+    assert.equal(0, world:count "destroy")
+    assert.equal(0, world:open_clients())
+    world:kill(box.id)
+  end)
+
   it("is released when the sandbox is gone, and asked for only when it has run out [O3]", function()
     local box = rt:acquire { user = "alice", thread = "t1", holder = false }
     rt:acquire { user = "alice", thread = "t1", holder = false }
@@ -290,6 +303,41 @@ describe("orphans", function()
     assert.is_nil(rt:inspect "orphan-1")
     assert.equal("warm", world:state_of "orphan-2")
     assert.equal(1, world:count "destroy")
+  end)
+
+  it("that got another owner meanwhile, as their guest's token says, wait anew [O13]", function()
+    local rt = world:open { ownership = world.ownership }
+    local c = world:add "orphan-1"
+    rt:reconcile()
+    rt:advance(179)
+    c.token = 5 -- somebody had it, and is gone again
+    rt:reconcile()
+    rt:advance(2)
+    rt:reconcile()
+    assert.is_nil(rt:inspect "orphan-1")
+    rt:advance(180)
+    rt:reconcile()
+    assert.equal("warm", world:state_of "orphan-1")
+  end)
+
+  it("that are quarantined or doomed are never adopted: they are ended [O13, K2]", function()
+    local rt = world:open { journal = world.journal }
+    local recorded, doomed = world:add("orphan-1", { stubborn = true }), world:add "orphan-2"
+    world.records["orphan-1"] = { [recorded.generation] = "test" }
+    world.on.list = function(next, this)
+      local list = next(this)
+      for _, info in ipairs(list) do info.doomed = info.sandbox_id == "orphan-2" or nil end
+      return list
+    end
+    rt:reconcile()
+    assert.equal(1, world:count("destroy", "orphan-1"))
+    assert.equal("kept", world:state_of "orphan-1") -- it is still there
+    assert.is_string(world.records["orphan-1"][recorded.generation])
+    assert.is_false(doomed.running)
+    assert.is_nil(rt:inspect "orphan-2")
+    recorded.stubborn = nil
+    assert.is_true(rt:destroy "orphan-1")
+    assert.same({}, world.records)
   end)
 
   it("that say they are held or owned elsewhere are left alone [O12]", function()
