@@ -155,10 +155,11 @@ describe("a runtime with the provisioner backend", function()
   end
 
   it("takes back what it cannot understand, or what never gets an address [H8]", function()
-    for reason, case in pairs {
-      protocol = { faults = { { route = "create", patch = { max_shell_sessions = "many" } } } },
-      no_endpoint = { set = { endpoint = false } },
+    for i, case in ipairs {
+      { faults = { { route = "create", patch = { max_shell_sessions = "many" } } } }, { set = { endpoint = false } },
+      { faults = { { route = "create", drop = true }, { route = "get", status = 404, times = 0 } } }, -- its answer was lost as well
     } do
+      local reason = i == 1 and "protocol" or "no_endpoint"
       double:tell { reset = true }
       double:tell(case)
       local rt = open({}, { create_timeout = 0.3, read_timeout = 0.3 })
