@@ -600,6 +600,50 @@ TEST("what another teardown of this process has reserved is left to it: nothing 
     }
 }
 
+static pdk_box *had_again;
+static void *acquire_again(void *arg)
+{
+    had_again = world_acquire(arg, "t", "again");
+    return NULL;
+}
+
+TEST("an active one that is found only in the id's turn, since another thread won, is handed out: none is made [E10]")
+{
+    char path[300];
+    pdk_runtime *rt = world = world_open("threads = true, reap_interval = 3600,");
+    pdk_box *box = world_acquire(rt, "t", "h");
+    PDK_AUTO_ERROR err = PDK_NO_ERROR;
+    snprintf(path, sizeof path, "%s/state/turns", test_tmpdir());
+    pdk_serial *other = pdk_serial_new(path, true, &err);
+    pdk_turn held = PDK_NO_TURN;
+    pdk_thread t;
+    CHECK_INT(pdk_turn_enter_id(other, pdk_box_id(box), &held, &PDK_NO_LIMIT, &err), 0);
+    {
+        PDK_GUARD(rt->pool.registry);
+        pdk_pool_find(&rt->pool, pdk_box_id(box))->reserved = 77; /* so that it is not found at the first look */
+    }
+    atomic_store(&touching_calls, 0);
+    world_hook = count_touching;
+    CHECK_INT(pdk_thread_start(&t, "again", acquire_again, rt), 0);
+    while (pdk_serial_keys(rt->serial) < 2) /* the identity's turn is its own, and it waits for the id's */
+        pdk_sleep_ns(1000 * 1000);
+    {
+        PDK_GUARD(rt->pool.registry);
+        pdk_pool_find(&rt->pool, pdk_box_id(box))->reserved = 0;
+    }
+    pdk_client *before = client_of(rt, pdk_box_id(box));
+    pdk_turn_leave(&held);
+    pdk_thread_join(&t);
+    REQUIRE(had_again != NULL);
+    CHECK_STR(pdk_box_id(had_again), pdk_box_id(box));
+    CHECK(client_of(rt, pdk_box_id(box)) == before);
+    CHECK_INT(atomic_load(&touching_calls), 0);
+    pdk_box_free(had_again);
+    pdk_box_free(box);
+    pdk_serial_free(other);
+    world_end(rt);
+}
+
 static bool found_there;
 static int under_both;
 static int get_in_the_way(const char *name, const char *id, const char *detail, double *seconds)

@@ -32,13 +32,16 @@ describe("ownership", function()
     box:release()
     local destroyed = world:count "destroy"
     world.leases[box.id] = { owner = "peer", state = "del", token = 50 }
+    local dropped
     world.on.discover = function(next, ...)
+      dropped = rt:inspect(box.id) == nil
       world:kill(box.generation) -- the peer has ended it
       world.leases[box.id] = nil
       return next(...)
     end
     local again = rt:acquire(ALICE)
     assert.equal("created", again.source)
+    assert.is_true(dropped)
     assert.equal(destroyed, world:count "destroy")
   end)
 
