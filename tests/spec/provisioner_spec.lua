@@ -178,6 +178,18 @@ describe("the provisioner backend", function()
     end
   end)
 
+  it("takes no other Pod for the one that it made, while it waits for that one's address [H1]", function()
+    double:tell { faults = { { route = "create", patch = { sandbox_url = "-" } },
+      { route = "get", patch = { container_id = "of-another" }, times = 0 } } }
+    local d = driver { create_timeout = 0.2, read_timeout = 0.2 }
+    local info = d:create(spec())
+    assert.same({ double:pod("abc").uid, "no_endpoint" }, { info.generation, info.rejected.reason })
+    double:tell { faults = json.decode "[]" }
+    double:tell { reset = true, faults = { { route = "create", patch = { sandbox_url = "-" } } } }
+    info = d:create(spec())
+    assert.same({ double:pod("abc").uid, double.url .. "/pods/" .. info.generation }, { info.generation, info.url })
+  end)
+
   it("refuses a request that it has no field for, before anything is sent", function()
     for name, fields in pairs {
       image = { image = "x" }, limits = { limits = { memory = 5 } }, network = { network = "none" },
