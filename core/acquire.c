@@ -337,24 +337,29 @@ static found outdated(acq *a, const candidate *c, const char *old_id)
     return ok;
 }
 
+static found reuse_active(acq *a);
 static found reclaim_warm(acq *a);
 
 /* A tracked sandbox could not be taken. `lost`: a peer has fenced it meanwhile; it is the peer's, and the acquire goes on to find
- * it as such. No answer from one whose health was only trusted: it is looked at once more, and now it is asked. */
+ * it as such. No answer from one whose health was only trusted: it is looked at once more, and now it is asked; so is one that is
+ * held and has ended in a peer's hands, as what is dead is replaced whoever holds it. */
 static found after_failure(acq *a, const candidate *c)
 {
     pdk_runtime *rt = a->rt;
-    bool lost = a->err->kind == PDK_E_LOST, again = a->err->kind == PDK_E_BACKEND_ERROR && c->checked;
+    bool lost = a->err->kind == PDK_E_LOST, again = a->err->kind == PDK_E_BACKEND_ERROR && c->checked, held;
     pdk_client *client = NULL;
     if (!lost && !again)
         return FAILED;
     {
         PDK_GUARD(rt->pool.registry);
         pdk_entry *e = tracked(rt, a);
-        if (e == NULL || e->incarnation != c->incarnation || e->reserved != 0 || e->holder_count > 0)
+        if (e == NULL || e->incarnation != c->incarnation || e->reserved != 0)
             return FAILED;
-        e->health_ok_at = 0;
-        if (lost) {
+        e->health_ok_at = 0; /* also where this one fails: the next one must not trust it again */
+        held = e->holder_count > 0;
+        if (held && (!lost || rt->fenced || !c->checked))
+            return FAILED;
+        if (lost && !held) {
             client = e->client;
             e->client = NULL;
             rt->pool.stats.lost++;
@@ -363,9 +368,11 @@ static found after_failure(acq *a, const candidate *c)
         }
     }
     pdk_client_close(rt, client, a->id, "lost to a peer");
-    pdk_emit(rt, PDK_WARN, lost ? "lost" : "health_doubted", a->id,
+    pdk_emit(rt, PDK_WARN, lost && !held ? "lost" : "health_doubted", a->id,
              pdk_info_str(pdk_view_of(&c->info), "generation"), c->source, a->err);
     pdk_error_clear(a->err);
+    if (held)
+        return next_step(a, reuse_active);
     return again ? next_step(a, reclaim_warm) : NOTHING;
 }
 

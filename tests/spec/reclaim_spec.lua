@@ -205,6 +205,23 @@ describe("a claim", function()
     assert.equal(2, world:count "create")
   end)
 
+  it("of one that is held, and has ended while a peer owned it, makes another one, whatever is trusted of its health [E5, O8]", function()
+    world = support.world { fenced = false }
+    local rts = {}
+    for i = 1, 2 do
+      rts[i] = world:open { ownership = world.ownership, journal = world.journal, health_ttl = 100000, idle_timeout = 0 }
+    end
+    local held = rts[1]:acquire(ALICE)
+    for _, rt in ipairs(rts) do rt:advance(1000) end -- its lease runs out
+    rts[2]:acquire(ALICE):release()
+    assert.is_true(rts[2]:destroy(held.id))
+    local box = rts[1]:acquire(ALICE)
+    assert.same({ "created", held.id, false }, { box.source, box.id, box.generation == held.generation })
+    assert.equal("lost", support.caught(held.exec, held, "echo x").kind)
+    assert.equal("x\n", box:exec("echo x").stdout)
+    assert.equal(1, #world:running())
+  end)
+
   it("for a destruction that failed, of a runtime that died: neither free nor available, until another one ends it [B027]", function()
     local gone = world:open { ownership = world.ownership, journal = world.journal }
     local box = gone:acquire(ALICE)
