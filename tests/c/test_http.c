@@ -347,7 +347,7 @@ TEST("10,000 requests grow no descriptors and use one connection [B117]")
         bad += o.rc != 0 || o.res.status != 200;
     }
     CHECK_INT(bad, 0);
-    CHECK_INT(test_fds(), before);
+    CHECK(test_fds() <= before); /* less where a server's ends of earlier tests were still open */
     CHECK_INT(atomic_load(&un.connections), connections);
 }
 

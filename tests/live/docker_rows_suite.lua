@@ -207,11 +207,25 @@ for _, engine in ipairs(engines.all(ONLY)) do
       { "volume", "POST", "^/volumes/create$", own = { workspace = "volume" } },
       { "volume's removal", "DELETE", "^/volumes/", act = "destroy", own = { workspace = "volume" } },
       { "exec's creation", "POST", "^/containers/[^/]*/exec$", plane = "exec", act = "exec" },
-      { "exec's start", "POST", "^/exec/[^/]*/start$", plane = "exec", act = "exec" },
+      -- command_timeout and the 3 s that its killing has: not the 10 s that killing has where the command is known to have begun
+      { "exec's start", "POST", "^/exec/[^/]*/start$", plane = "exec", act = "exec", most = 11, outcome = "unknown" },
       { "exec's inspection", "GET", "^/exec/[^/]*/json$", plane = "exec", act = "exec" },
       { "network", "POST", "^/networks/create$", plane = "aio" },
       { "network's removal", "DELETE", "^/networks/", plane = "aio", act = "destroy" },
     }
+    --- An engine that answers everything else: that a command is not there does not say that it will not come.
+    if engine.name == "docker" then
+      containers.on(engine, { plane = "exec", proxy = true })("says `unknown` of a command that was not started within its limit",
+        function(world)
+          local box = world:open():acquire(ALICE)
+          local start = world.proxy:hang("POST", "^/exec/[^/]*/start$", "before", { times = 1 })
+          local result = box:exec("true", { timeout = 0.5 })
+          assert.equal(1, world.proxy:hits(start))
+          assert.same({ "unknown", "response" }, { result.outcome, result.reason })
+          world.proxy:reset()
+          box:release()
+        end)
+    end
     -- What a hung call does is the same on either engine, and takes seconds: each is tried on one of them, or on both if asked.
     local THOROUGH = os.getenv "PDK_THOROUGH" == "1"
     for i, hang in ipairs(HANGS) do
@@ -237,6 +251,7 @@ for _, engine in ipairs(engines.all(ONLY)) do
             assert.is_true(paddock.now() - began < (hang.most or LIMIT), "it took " .. paddock.now() - began .. " s")
             assert.is_true(world.proxy:count(hang[2], (hang[3]:gsub("%[%^/%]%*", "[^/]*"))) >= 1, "nothing hung")
             local kind = fine or err.kind
+            if hang.outcome then assert.equal(hang.outcome, err.outcome) end
             assert.is_truthy(fine or kind == "backend_error" or kind == "timeout" or kind == "unready", tostring(err))
             local bob = other:acquire(BOB)                         -- nobody else waits
             assert.matches("ok", bob:exec("echo ok").stdout)

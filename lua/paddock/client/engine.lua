@@ -19,6 +19,7 @@ local check_seconds, check_text, invalid = common.check_seconds, common.check_te
 local M = {}
 
 local SHORT_LIMIT = 10               -- seconds for sessions and for killing
+local DOUBT_LIMIT = 3                -- seconds for killing where the engine may not answer: it is told at once by one that does
 local FILE_MAX = (64 << 20) - (64 << 10) -- bytes of a file in one call; core/box.c
 local FILE_LIMIT, FILE_RATE = 20, 8 << 20 -- seconds for a file call, and how many bytes have one more second
 local COMMAND_MAX = 128 << 10        -- bytes of one argument, in Linux
@@ -89,6 +90,7 @@ exec "$shell" -c "$body"
 ]]
 
 -- word, mark, "is" or "not": kills what carries the mark, or all marked ones that do not begin with it, and what descends from those.
+-- Says "ended" when nothing of it is left, "none" when there was nothing.
 -- Only what a shell has built in: where processes are at their limit there is none to spare.
 local KILL = [[
 word=$1 mark=$2 how=$3 round=0
@@ -114,7 +116,10 @@ while [ $round -lt 200 ]; do
     fi
     [ -n "$has" ] && found="$found$p "
   done
-  if [ "$found" = " " ]; then printf '%s gone\n' "$word" >&2; exit 0; fi
+  if [ "$found" = " " ]; then
+    if [ $round = 1 ]; then printf '%s none\n' "$word" >&2; else printf '%s ended\n' "$word" >&2; fi
+    exit 0
+  fi
   for p in $found; do kill -STOP "$p" 2>/dev/null; done
   for p in $found; do kill -KILL "$p" 2>/dev/null; done
 done
@@ -222,10 +227,10 @@ end
 -- ---- one exec -------------------------------------------------------------------------------------------------
 
 --- Makes the exec: its id, or it raises why it certainly will not run.
-function Client:_prepare(argv, env, stdin, what)
+function Client:_prepare(argv, env, stdin, what, limit)
   if self.closed then errors.raise("closed", "this client was closed") end
   local response, err = self.engine:send {
-    method = "POST", path = "/containers/" .. self.container .. "/exec", limit = self.engine:within(SHORT_LIMIT),
+    method = "POST", path = "/containers/" .. self.container .. "/exec", limit = self.engine:within(limit or SHORT_LIMIT),
     json = { AttachStdin = stdin, AttachStdout = true, AttachStderr = true, Tty = false, Cmd = argv, Env = io.json.array(env),
              User = self.user },
   }
@@ -303,8 +308,8 @@ local function sift(run, word)
   end
 end
 
---- Runs a script to its end. `opts`: stdin, limit, max (bytes kept per stream), env, only_begin (what follows the first word is a
---- command's own).
+--- Runs a script to its end. `opts`: stdin, limit, make_limit (of the exec's creation), max (bytes kept per stream), env, only_begin
+--- (what follows the first word is a command's own), no_code (its exit code is not asked for).
 ---@return paddock.EngineRun
 function Client:_run(script, args, opts, what)
   local word = io.hex(io.random(12))
@@ -312,7 +317,7 @@ function Client:_run(script, args, opts, what)
   if self.engine.tls and opts.stdin then
     argv = { "/bin/sh", "-c", MEASURED, "paddock", tostring(#opts.stdin), table.unpack(argv, 3) }
   end
-  local id = self:_prepare(argv, opts.env or {}, opts.stdin ~= nil, what)
+  local id = self:_prepare(argv, opts.env or {}, opts.stdin ~= nil, what, opts.make_limit)
   local max = opts.max or 1 << 20
   local run = {
     begun = false, words = {}, out = streams.keeper(max), err = streams.keeper(opts.err_max or max), only_begin = opts.only_begin,
@@ -335,7 +340,7 @@ function Client:_run(script, args, opts, what)
     run.refused = engines.fault { status = response.status, body = response.body, headers = {} }
   elseif reader.damaged then
     run.failure = { kind = "backend_error", reason = "protocol", message = "the stream of the exec is damaged", failure = "ambiguous" }
-  else
+  elseif not opts.no_code then
     run.code = self:_code(id)
   end
   return run
@@ -368,16 +373,33 @@ function Client:_not_run(run, what)
     text ~= "" and text or "exit code " .. run.code), { reason = run.code == 127 and "no_shell" or "exec" })
 end
 
---- Kills what carries a mark ("is"), or what carries another one's ("not"). True when nothing of it is left.
-function Client:_kill(mark, how)
-  local opts = { limit = SHORT_LIMIT, max = 4096 }
-  local fine, run = pcall(io.shield, SHORT_LIMIT, self._run, self, KILL, { mark, how }, opts, "kill a command")
-  return fine and run.words[#run.words] == "gone"
+--- Kills what carries a mark ("is"), or what carries another one's ("not"), whatever limit the operation has. "ended": nothing of it
+--- is left; "none": there was nothing; nil: something is left, or nobody knows.
+---@param seconds number
+---@return "ended"|"none"|nil
+function Client:_kill(mark, how, seconds)
+  local opts = { limit = seconds, make_limit = DOUBT_LIMIT, max = 4096, no_code = true }
+  local fine, run = pcall(io.shield, seconds, self._run, self, KILL, { mark, how }, opts, "kill a command")
+  local said = fine and run.words[#run.words]
+  return (said == "ended" or said == "none") and said or nil
+end
+
+--- Kills a command that is not known to have begun. The engine may start it yet: only one that was found will certainly not run.
+---@return boolean ended
+function Client:_kill_late(mark)
+  local deadline = io.now() + DOUBT_LIMIT
+  repeat
+    local said = self:_kill(mark, "is", math.max(deadline - io.now(), 0.1))
+    if said ~= "none" then return said == "ended" end
+    pcall(io.shield, 1, io.sleep, 0.1)
+  until io.now() >= deadline
+  return false
 end
 
 --- Ends what a former owner left running. Nothing in the container refuses that owner, so this is done when ours begins.
+---@return boolean done
 function Client:drive_out()
-  return self:_kill(self.owner .. ".", "not")
+  return self:_kill(self.owner .. ".", "not", SHORT_LIMIT) ~= nil
 end
 
 -- ---- commands -------------------------------------------------------------------------------------------------
@@ -434,12 +456,18 @@ function Client:_result(run, req, started)
 end
 
 --- Its limit is over, or its stream is lost: it is ended from inside. What cannot be ended stays unknown.
-function Client:_cut_off(result, mark, timed_out)
-  local gone = self:_kill(mark, "is")
-  if timed_out and gone then
+function Client:_cut_off(result, mark, run, timed_out)
+  local ended
+  if run.begun then
+    ended = self:_kill(mark, "is", SHORT_LIMIT) ~= nil
+  else
+    ended = self:_kill_late(mark)
+  end
+  if timed_out and ended then
     result.outcome, result.reason, result.exit_code, result.detail = "hard_timeout", nil, 124, nil
-  elseif not gone then
-    result.detail = (result.detail or "its limit is over") .. "; its processes could not be ended"
+  elseif not ended then
+    result.detail = (result.detail or "its limit is over")
+      .. (run.begun and "; its processes could not be ended" or "; the engine did not start it yet, and may still")
   end
   return result
 end
@@ -487,7 +515,7 @@ function Client:_exec(req, command, cwd, session, limit)
   if not run.failure then return result end
   local timed_out = run.failure.reason == "read_timeout" and io.now() - started >= limit - 0.01
   if timed_out and session then result.session_reset = true end
-  return self:_cut_off(result, mark, timed_out)
+  return self:_cut_off(result, mark, run, timed_out)
 end
 
 -- ---- sessions -------------------------------------------------------------------------------------------------

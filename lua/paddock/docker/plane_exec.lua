@@ -58,8 +58,7 @@ function Plane:connect(info, opts)
     shared = self.shared[info.generation], user = backend.options.user,
   }
   if opts.own ~= false and not self.cleared[info.generation] then
-    made:drive_out()
-    self.cleared[info.generation] = true
+    self.cleared[info.generation] = made:drive_out() or nil -- else the next one tries again
   end
   return made
 end
