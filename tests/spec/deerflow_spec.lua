@@ -568,11 +568,13 @@ describe("a deer-flow", function()
     end)
 
     it("finds the project's directory by its own variables", function()
-      local script = ([[
+      local script = os.tmpname()      -- a file: the interpreter of a sanitizer takes no -e
+      finally(function() os.remove(script) end)
+      support.write_file(script, [[
         local c = require "paddock.config"
         local o = c.split { sandbox = {} }
         print(o.policy_options.base_dir, o.policy_options.host_base_dir, table.concat(o.mount_roots, ":"))]])
-      local out = support.sh(("DEER_FLOW_HOME=/srv/df DEER_FLOW_HOST_BASE_DIR=/nodes/df ${LUA:-lua5.4} -e '%s'"):format(script))
+      local out = support.sh("DEER_FLOW_HOME=/srv/df DEER_FLOW_HOST_BASE_DIR=/nodes/df ${LUA:-lua5.4} " .. script)
       assert.equal("/srv/df\t/nodes/df\t/srv/df:/nodes/df\n", out)
       local rt = open(nil, { policy_options = {} })
       assert.is_truthy(rt)
