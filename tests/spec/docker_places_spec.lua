@@ -92,4 +92,28 @@ describe("a place of a container's guest", function()
     assert.is_not_nil(mine:find(asked.instance))
     assert.is_nil(mine:find(gone.instance))
   end)
+
+  it("whose record cannot be read is one without a record, with the reason; and who listens there is believed by no half of it", function()
+    local place = begin()
+    mine:settle(place)
+    mine:note(place.instance, { peer = 7, pid_ns = 1, secret = "another", instance = "another" })
+    assert.equal(place.secret, mine:find(place.instance).secret)
+    local folder = mine.path .. "/" .. place.instance
+    for _, name in ipairs { "peer.json", "record.json" } do
+      local path = folder .. "/" .. name
+      local text = support.read_file(path)
+      for spoil, words in pairs { ["rm -f %s; mkdir %s"] = "cannot read", ["head -c 100000 /dev/zero > %s"] = "cannot read",
+        ["echo garbage > %s"] = "garbled", [": > %s"] = "garbled" } do
+        support.sh((spoil:gsub("%%s", path)))
+        local found, why = mine:find(place.instance)
+        assert.is_nil(found)
+        assert.matches(words, why)
+        support.sh("rm -rf " .. path)
+        support.write_file(path, text)
+        assert.equal(7, mine:find(place.instance).peer)
+      end
+    end
+    support.sh("rm " .. folder .. "/record.json")
+    assert.matches("not in this state directory", select(2, mine:find(place.instance)))
+  end)
 end)

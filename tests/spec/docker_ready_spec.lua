@@ -38,3 +38,31 @@ describe("the wait for a guest in a container", function()
     assert.truthy(took >= 2 and took < 2.06)
   end)
 end)
+
+describe("a guest that is met for the first time", function()
+  it("is known only once it is written down who it is: until then its creation fails, and after that a word of it says nothing", function()
+    local full, noted = true, {}
+    local keeper = { close_folder = function() if full == "closed" then error { kind = "io_error", message = "read-only" } end end,
+      note = function(_, instance, facts)
+        if full then error { kind = "io_error", message = "no space" } end
+        noted[instance] = facts.peer
+      end,
+    }
+    local plane = guests.new { engine = { unix = "/none" }, places = keeper }
+    local talk = { seen_peer = 7, state = function() return { generation = "i" } end }
+    function plane._client() return talk end
+    plane.fresh.i = true
+    for _ = 1, 2 do                    -- not by the second question either
+      local fine, failure = pcall(plane.ask, plane, { instance = "i" })
+      assert.is_false(fine)
+      assert.equal("no space", failure.message)
+      assert.is_nil(plane.peers.i)
+    end
+    full = false
+    assert.is_table(plane:ask { instance = "i" })
+    assert.same({ 7, 7 }, { noted.i, plane.peers.i })
+    plane.closed.i, full = nil, "closed" -- another one's, seen in a list: no hindrance to the others
+    local said, why, reason = plane:ask { instance = "i" }
+    assert.same({ nil, "read-only", "unknown" }, { said, why, reason })
+  end)
+end)

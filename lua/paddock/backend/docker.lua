@@ -282,7 +282,7 @@ end
 
 --- What to do about a name that is taken: the sandbox that has it, when it is ours and alive; or nil, when what had it was dead
 --- and is gone; or it raises why not.
-function Backend:_name_taken(id, fault)
+function Backend:_name_taken(id)
   local name = self:container_name(id)
   local state = self:look(name)
   if not state then return nil end
@@ -300,8 +300,10 @@ function Backend:_name_taken(id, fault)
       errors.raise("backend_error", ("the container %s was made for the plane %q, and this runtime's is %q: set backend_options.plane")
         :format(name, plane, self.options.plane), { reason = "name_taken", sandbox_id = id })
     end
-    errors.raise("backend_error", ("the container %s runs and does not answer, so that it can be neither used nor replaced (%s)")
-      :format(name, fault.message), { reason = "name_taken", sandbox_id = id })
+    local said, why = self.plane:ask(self:info_of(state), nil, nil, state)
+    errors.raise("backend_error", ("the container %s runs, and %s; try again, or end it: paddock destroy %s"):format(name,
+      said and "has not answered in time" or ("can be neither used nor replaced, since it does not answer (%s)"):format(tostring(why)), id),
+      { reason = "name_taken", sandbox_id = id })
   end
   if state.status == "created" and os.time() - state.created_at < self.options.engine_timeout then
     errors.raise("backend_error", ("the container %s is just being made by another process; try again"):format(name),
@@ -385,7 +387,7 @@ function Backend:_make(spec, plan, instance, undo)
       self.images:ensure(plan.image)
     elseif fault.meaning == "name_taken" and again.name then
       again.name = false
-      local found = self:_name_taken(spec.sandbox_id, fault)
+      local found = self:_name_taken(spec.sandbox_id)
       if found then return nil, found end
     elseif fault.meaning == "port_taken" then
       self.plane:port_failed(plan)

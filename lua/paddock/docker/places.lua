@@ -45,8 +45,9 @@ Places.__index = Places
 
 local function failed(err, what, path)
   local code = type(err) == "table" and err.reason or nil
-  local message = type(err) == "table" and err.message or tostring(err)
-  errors.raise("io_error", ("cannot %s %s: %s"):format(what, path, message), { reason = code })
+  local message = tostring(type(err) == "table" and err.message or err)
+  if not message:find(path, 1, true) then message = ("cannot %s %s: %s"):format(what, path, message) end
+  errors.raise("io_error", message, { reason = code })
 end
 
 local function must(done, err, what, path)
@@ -156,15 +157,30 @@ function Places:_read(instance, name)
   return nil, "garbled"
 end
 
---- The record of an instance, with what was learned since; nil when this machine has none.
+--- The record of an instance, with what was learned since; nil and why when this machine has none that can be read. It raises
+--- nothing: whose guest cannot be spoken to can be stopped all the same, and is no hindrance to the others.
 ---@param instance string
 ---@return table?
+---@return string? why
 function Places:find(instance)
-  if not instance:find(PLACE) then return nil end
-  local data = self:_read(instance, "record.json")
-  if not data or type(data.secret) ~= "string" or data.instance ~= instance then return nil end
-  for name, value in pairs(self:_read(instance, "peer.json") or {}) do data[name] = value end
-  return data
+  local function read(name)
+    local fine, data, why = pcall(self._read, self, instance, name)
+    if fine then return data, why end
+    return nil, tostring(type(data) == "table" and data.message or data)
+  end
+  local data, why
+  if instance:find(PLACE) then data, why = read "record.json" end
+  if data and (type(data.secret) ~= "string" or data.instance ~= instance) then data, why = nil, "garbled" end
+  local learned, unknown
+  if data then learned, unknown = read "peer.json" end
+  if learned then
+    data.peer, data.pid_ns = learned.peer, learned.pid_ns
+  elseif data and unknown ~= "ENOENT" then -- without it, whoever listens there would be believed
+    data, why = nil, unknown
+  end
+  if data then return data end
+  if why == "garbled" then return nil, "its record in this state directory is garbled" end
+  return nil, why and why ~= "ENOENT" and why or "its record is not in this state directory"
 end
 
 --- The guest has read its settings and serves its socket: nothing is to be written in its folder any more. Whoever is neither its

@@ -69,8 +69,8 @@ end
 function Plane:_secret(instance)
   local secret, peer = self.secrets[instance], self.peers[instance]
   if secret and (peer or self.fresh[instance]) then return secret, peer end -- else whoever made it may have met the guest by now
-  local data = self.places:find(instance)
-  if not data then return nil end
+  local data, why = self.places:find(instance)
+  if not data then return nil, nil, why end
   self.secrets[instance] = data.secret
   -- A pid means something only to those who number processes alike.
   if type(data.peer) == "number" and data.pid_ns == io.proc.self().pid_ns then self.peers[instance] = math.tointeger(data.peer) end
@@ -86,15 +86,16 @@ function Plane:_meet(info, talk)
     self.closed[instance] = true
   end
   if not self.fresh[instance] then return end
+  if talk.seen_peer then               -- where it cannot be written down it is no guest that was met
+    self.places:note(instance, { peer = talk.seen_peer, pid_ns = io.proc.self().pid_ns })
+    self.peers[instance] = talk.seen_peer
+  end
   self.fresh[instance] = nil
-  if not talk.seen_peer then return end
-  self.places:note(instance, { peer = talk.seen_peer, pid_ns = io.proc.self().pid_ns })
-  self.peers[instance] = talk.seen_peer
 end
 
 function Plane:_client(info, opts)
-  local secret, peer = self:_secret(info.instance)
-  if not secret then return nil, "its record is not in this state directory" end
+  local secret, peer, why = self:_secret(info.instance)
+  if not secret then return nil, why end
   return client.new {
     url = "http://sandbox", unix = self.places:socket(info.instance), headers = { ["X-Paddock-Secret"] = secret }, peer = peer,
     token = opts.token, command_timeout = opts.command_timeout, oom_kills = opts.oom_kills, gone = opts.gone,
@@ -107,7 +108,12 @@ function Plane:ask(info, seconds, token)
   if not talk then return nil, why, "unknown" end
   local said, message, reason = talk:state(seconds or ASK_LIMIT)
   if said and said.generation ~= info.instance then return nil, "another generation answers", "peer" end
-  if said then self:_meet(info, talk) end
+  if said then
+    local mine = self.fresh[info.instance]
+    local fine, failure = pcall(self._meet, self, info, talk)
+    if not fine and mine then error(failure, 0) end -- its creation fails
+    if not fine then return nil, type(failure) == "table" and failure.message or tostring(failure), "unknown" end
+  end
   return said, message, reason
 end
 
