@@ -17,6 +17,14 @@ local function refused(options)
   return err.message
 end
 
+--- The command that runs this Lua text: of a file, as the interpreter of a sanitizer takes no -e.
+local function interpreted(text)
+  local path = os.tmpname()
+  finally(function() os.remove(path) end)
+  support.write_file(path, text)
+  return "${LUA:-lua5.4} " .. path .. " 2>&1"
+end
+
 describe("a deer-flow", function()
   local world, root
   before_each(function()
@@ -518,9 +526,10 @@ describe("a deer-flow", function()
       local message = refused { sandbox = { environment = { MAX_SHELL_SESSIONS = "12" } }, subagent_runtime = { max_running = 12 } }
       assert.matches("MAX_SHELL_SESSIONS` (12)", message, 1, true)
       assert.matches("max_running + 1 (13)", message, 1, true)
-      local looked_up = [[lua5.4 -e 'print(require("paddock.config").split {
-        sandbox = { environment = { MAX_SHELL_SESSIONS = "$PDK_ROOM" } }, subagent_runtime = { max_running = 12 } }
-        .policy_options.max_shell_sessions)' 2>&1]]
+      local looked_up = interpreted [[
+        print(require("paddock.config").split {
+          sandbox = { environment = { MAX_SHELL_SESSIONS = "$PDK_ROOM" } }, subagent_runtime = { max_running = 12 } }
+          .policy_options.max_shell_sessions)]]
       assert.equal("20\n", (support.sh("PDK_ROOM=20 " .. looked_up)))
       assert.matches("(12) must be at least", support.sh("PDK_ROOM=12 " .. looked_up), 1, true)
       for _, bad in ipairs { "", "x", "0", "-3", "4.5", "1e400", "$PADDOCK_NO_SUCH" } do
@@ -568,13 +577,11 @@ describe("a deer-flow", function()
     end)
 
     it("finds the project's directory by its own variables", function()
-      local script = os.tmpname()      -- a file: the interpreter of a sanitizer takes no -e
-      finally(function() os.remove(script) end)
-      support.write_file(script, [[
+      local script = interpreted [[
         local c = require "paddock.config"
         local o = c.split { sandbox = {} }
-        print(o.policy_options.base_dir, o.policy_options.host_base_dir, table.concat(o.mount_roots, ":"))]])
-      local out = support.sh("DEER_FLOW_HOME=/srv/df DEER_FLOW_HOST_BASE_DIR=/nodes/df ${LUA:-lua5.4} " .. script)
+        print(o.policy_options.base_dir, o.policy_options.host_base_dir, table.concat(o.mount_roots, ":"))]]
+      local out = support.sh("DEER_FLOW_HOME=/srv/df DEER_FLOW_HOST_BASE_DIR=/nodes/df " .. script)
       assert.equal("/srv/df\t/nodes/df\t/srv/df:/nodes/df\n", out)
       local rt = open(nil, { policy_options = {} })
       assert.is_truthy(rt)
