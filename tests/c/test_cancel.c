@@ -545,7 +545,7 @@ TEST("cancelled at each call that an acquire makes: no orphan, no duplicate, nob
             actor_clear(&a);
             gated_end(rt);
         }
-        CHECK_INT(cancelled_at, found ? 4 : 6); /* discover, connect; discover, create, ready, connect */
+        CHECK_INT(cancelled_at, found ? 5 : 6); /* discover, connect, alive; discover, create, ready, connect */
     }
 }
 
