@@ -26,7 +26,7 @@ MAKEFLAGS += --no-print-directory --no-builtin-rules
 # What is installed where: a system that only runs paddock needs none of the last two lines.
 PKG_BUILD := gcc libc6-dev make pkg-config lua5.4 liblua5.4-dev lua-cjson lua-cjson-dev libcurl4-openssl-dev \
              libhiredis-dev libseccomp-dev libedit-dev libssl-dev libhttp-parser-dev libjansson-dev bubblewrap
-PKG_TEST  := lua-busted curl python3 busybox-static procps redis-server
+PKG_TEST  := lua-busted curl python3 busybox-static procps redis-server openssl
 # Container engines and a registry: unpacked beside the system, not installed (.ci/engines).
 PKG_ENGINES := docker.io podman runc netavark conmon docker-registry iptables uidmap
 PKG_DEV   := lua-check clang clang-format valgrind luarocks
