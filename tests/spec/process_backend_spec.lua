@@ -479,7 +479,9 @@ describe("process backend", function()
     end)
 
     it("that ends lets its sandbox go on: it is found and taken over", function()
-      local out = other([[print(backend:create { sandbox_id = ID, identity = { user = "u", thread = "t" } }.generation)]]):read("l")
+      local pipe = other([[print(backend:create { sandbox_id = ID, identity = { user = "u", thread = "t" } }.generation)]])
+      local out = pipe:read "l"
+      pipe:close() -- waits for its end: as long as it lives, it is the owner
       local info = backend:discover(ID)
       made[#made + 1] = info
       assert.equal(out, info.generation)
